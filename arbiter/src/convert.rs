@@ -1,10 +1,12 @@
 //! Between what travels and what is meant: the only file that knows both the wire's types and the
 //! arbiter's own.
 
+use std::path::PathBuf;
+
 use channel::wire::{Outcome, TOKEN_BYTES};
 use control::{
-    ControlError, ErrorCode, JobSpec, JobState, JobStatus, Parameter, PolicyChoice, Settings,
-    SpanKind, TimelineSpan, exact_bytes,
+    Bounds, ControlError, ErrorCode, JobSpec, JobState, JobStatus, OwnFile, Parameter,
+    PolicyChoice, Settings, SpanKind, TimelineSpan, exact_bytes,
 };
 use policy::{Param, PolicyError, SlicePolicy};
 use serde::Serialize;
@@ -18,6 +20,8 @@ use crate::timeline;
 /// A command for display is cut to this many words and bytes of each: it is kept for every job.
 const COMMAND_WORDS: usize = 32;
 const COMMAND_WORD_BYTES: usize = 200;
+/// Rules of a user's own file that cap something.
+const MOST_CAPS: usize = 64;
 
 /// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
@@ -84,9 +88,20 @@ pub fn spec(mut job: JobSpec, name: String, now_unix_ms: u64) -> Spec {
         word[..end].to_owned()
     };
     job.settings.anchor(now_unix_ms);
+    let mut caps = job.own_file.map_or_else(Vec::new, |file| file.caps);
+    caps.truncate(MOST_CAPS);
+    for cap in &mut caps {
+        // It is shown to others.
+        let shown = cap.from.chars().filter(|c| !c.is_control());
+        cap.from = cut(&shown.collect());
+    }
     Spec {
         name,
-        settings: job.settings,
+        settings: job.settings.clone(),
+        bounds: Bounds::default(),
+        own: job.settings,
+        own_caps: caps,
+        unbound: false,
         paused: job.paused,
         pid: job.pid,
         command: job.command.iter().take(COMMAND_WORDS).map(cut).collect(),
@@ -101,7 +116,15 @@ pub fn spec(mut job: JobSpec, name: String, now_unix_ms: u64) -> Spec {
 pub fn job_spec(spec: &Spec) -> JobSpec {
     JobSpec {
         name: spec.name.clone(),
-        settings: spec.settings.clone(),
+        settings: spec.own.clone(),
+        own_file: (!spec.own_caps.is_empty()).then(|| {
+            Box::new(OwnFile {
+                path: PathBuf::new(),
+                given: spec.own.clone(),
+                caps: spec.own_caps.clone(),
+            })
+        }),
+        slurm_account: String::new(),
         paused: spec.paused,
         pid: spec.pid,
         command: spec.command.clone(),

@@ -14,7 +14,7 @@ use crate::convert;
 use crate::dispatch::Setup;
 use crate::journal::About;
 use crate::options::Rules;
-use crate::rulebook::check;
+use crate::rulebook::{Taken, Why, check};
 use crate::serve::Arbiter;
 
 impl Arbiter {
@@ -94,7 +94,7 @@ impl Arbiter {
     /// It is answered when the file was read.
     pub(crate) fn reload_for(&mut self, connection: u64, peer: Peer) -> Result<(), ControlError> {
         self.may_govern(peer)?;
-        self.rulebook.ask(Some(connection))?;
+        self.rulebook.ask(Why::Asked(connection))?;
         self.supervisor.reloads(self.clock.mono_ns());
         Ok(())
     }
@@ -102,34 +102,37 @@ impl Arbiter {
     /// The quota file was read.
     pub(crate) fn on_rules(&mut self) {
         let read = self.rulebook.take();
-        if !read.is_empty() {
+        if read.iter().any(|(_, why)| *why != Why::Changed) {
             self.supervisor.reloaded();
         }
-        for (rules, connection) in read {
-            let result = self.take_over(rules);
-            match connection {
-                Some(connection) => {
-                    let reply = result.map(Reply::Reloaded);
-                    self.control
-                        .reply(connection, &reply, self.clock.mono_ns(), &self.poller);
-                }
-                None => {
-                    if let Err(error) = result {
-                        tracing::error!("{error}");
-                    }
-                }
+        for (rules, why) in read {
+            let result = self.take_over(rules, why);
+            if let Why::Asked(connection) = why {
+                let reply = result.map(|reloaded| Reply::Reloaded(reloaded.unwrap_or_default()));
+                self.control
+                    .reply(connection, &reply, self.clock.mono_ns(), &self.poller);
+            } else if let Err(error) = result {
+                tracing::error!("{error}");
             }
         }
     }
 
-    /// Goes by what the quota file says now; where it is wrong, everything stays as it is.
-    fn take_over(&mut self, rules: Result<Rules, String>) -> Result<Reloaded, ControlError> {
-        let reloaded = match self.rulebook.take_over(rules) {
-            Ok(reloaded) => reloaded,
-            Err(reason) => {
-                let message = format!("the quota file is not taken over: {reason}");
-                self.journal.write("reload", About::NONE, message, &[]);
-                let error = ControlError::new(ErrorCode::Invalid, reason);
+    /// Goes by what the quota files say now; where they are wrong, everything stays as it is.
+    /// `None`: they say what they said.
+    fn take_over(
+        &mut self,
+        rules: Result<Rules, Vec<String>>,
+        why: Why,
+    ) -> Result<Option<Reloaded>, ControlError> {
+        let now_unix_ms = self.clock.unix_ms();
+        let mut reloaded = match self.rulebook.take_over(rules, why, now_unix_ms) {
+            Ok(Taken::New(reloaded)) => reloaded,
+            Ok(Taken::Same) => return Ok(None),
+            Err(reasons) => {
+                let fields = [("errors", Value::from(reasons.clone()))];
+                let message = format!("the quota file is not taken over: {}", first_of(&reasons));
+                self.journal.write("reload", About::NONE, message, &fields);
+                let error = ControlError::new(ErrorCode::Invalid, first_of(&reasons));
                 return Err(error.with_hint("what was in force before still is"));
             }
         };
@@ -138,15 +141,21 @@ impl Arbiter {
             self.reserve_memory(index);
             self.run_as_set(index);
         }
-        self.publish_limits();
-        self.persistence.mark_old();
-        let file = match &reloaded.file {
-            Some(file) => file.display().to_string(),
-            None => "no file".into(),
+        let files: Vec<String> = reloaded
+            .files
+            .iter()
+            .map(|file| file.display().to_string())
+            .collect();
+        let files = if files.is_empty() {
+            "no file".into()
+        } else {
+            files.join(", ")
         };
-        let message = format!("the quota file was read again: {file}");
+        let message = format!("the quota file was read again: {files}");
         self.journal.write("reload", About::NONE, message, &[]);
-        Ok(reloaded)
+        reloaded.jobs_changed = self.apply_rules(true);
+        self.persistence.mark_old();
+        Ok(Some(reloaded))
     }
 
     /// Runs a device as its settings say from here on.
@@ -181,6 +190,18 @@ impl Arbiter {
             peer.uid
         );
         Err(ControlError::new(ErrorCode::Permission, message).with_hint("ask that user, or root"))
+    }
+}
+
+/// The first of several, and how many more there are.
+fn first_of(reasons: &[String]) -> String {
+    let first = reasons.first().cloned().unwrap_or_default();
+    match reasons.len() {
+        0 | 1 => first,
+        count => format!(
+            "{first} (and {} more: `sublet config check` lists all)",
+            count - 1
+        ),
     }
 }
 

@@ -42,6 +42,7 @@ impl Ledger {
                     Class::Guaranteed => guaranteed.max(spec.settings.share_min.unwrap_or(0.0)),
                     Class::Opportunistic => opportunistic,
                 };
+                let unnamed = spec.bounds.share.map_or(unnamed, |most| unnamed.min(most));
                 let terms = Terms {
                     min_ppm: spec.settings.share_min.map_or(0, ppm),
                     max_ppm: spec.settings.share_max.map(ppm),

@@ -220,14 +220,15 @@ impl Ledger {
     /// The limit of a job on a device, percentages resolved and never above the device; `None`: no
     /// limit of its own.
     pub fn limit_bytes(&self, spec: &Spec, devices: &Devices, device: usize) -> Option<u64> {
-        let limit = spec.settings.mem?;
-        match self.usable_bytes(devices, device) {
-            Some(usable) => Some(limit.resolve(usable).min(usable)),
-            None => match limit {
-                MemLimit::Bytes(bytes) => Some(bytes),
-                MemLimit::Percent(_) => None,
-            },
-        }
+        let usable = self.usable_bytes(devices, device);
+        let resolved = |limit: MemLimit| match (usable, limit) {
+            (Some(usable), limit) => Some(limit.resolve(usable).min(usable)),
+            (None, MemLimit::Bytes(bytes)) => Some(bytes),
+            (None, MemLimit::Percent(_)) => None,
+        };
+        let caps = spec.bounds.mem.iter().copied();
+        let limits = spec.settings.mem.into_iter().chain(caps);
+        limits.filter_map(resolved).min()
     }
 
     /// Whether `spec` can be let in, or become the terms of `own`.
@@ -254,7 +255,7 @@ impl Ledger {
         admit_bounds(spec)?;
         self.admit_host(spec)?;
         if own.is_none() {
-            self.admit_one_more(uid, user)?;
+            self.admit_one_more(uid, user, ceiling.jobs_max)?;
         }
         let count = devices.iter().count();
         let entitled =
@@ -326,9 +327,10 @@ impl Ledger {
         Ok(())
     }
 
-    fn admit_one_more(&self, uid: u32, user: &str) -> Result<(), Refusal> {
+    fn admit_one_more(&self, uid: u32, user: &str, most: Option<usize>) -> Result<(), Refusal> {
+        let most = most.map_or(MAX_JOBS_OF_USER, |most| most.min(MAX_JOBS_OF_USER));
         let theirs = self.iter().filter(|tenant| tenant.uid == uid).count();
-        if theirs >= MAX_JOBS_OF_USER {
+        if theirs >= most {
             let user = if user.is_empty() {
                 uid.to_string()
             } else {
@@ -336,7 +338,7 @@ impl Ledger {
             };
             return Err(Refusal::TooManyJobs {
                 user: Some(user),
-                most: MAX_JOBS_OF_USER,
+                most,
             });
         }
         if self.tenants.len() >= MAX_JOBS {
@@ -350,7 +352,11 @@ impl Ledger {
 
     /// The limit of a job on host memory, percentages resolved; `None`: no limit of its own.
     pub fn host_limit_bytes(&self, spec: &Spec) -> Option<u64> {
-        Some(spec.settings.host_memory?.resolve(self.host_total_bytes))
+        let caps = spec.bounds.host_memory.iter().copied();
+        let limits = spec.settings.host_memory.into_iter().chain(caps);
+        limits
+            .map(|limit| limit.resolve(self.host_total_bytes))
+            .min()
     }
 
     /// Refused is what could never be had.
@@ -457,6 +463,8 @@ mod tests {
         Ceiling {
             share_max: None,
             mem_max: None,
+            jobs_max: None,
+            from: String::new(),
         },
     );
 
@@ -693,6 +701,7 @@ mod tests {
             Ceiling {
                 share_max: Some(0.5),
                 mem_max: Some(MemLimit::Percent(50.0)),
+                ..Ceiling::default()
             },
         );
         let ask = |share: f64, bytes: u64| {
@@ -700,7 +709,7 @@ mod tests {
                 (spec.settings.share, spec.settings.mem) =
                     (Some(share), Some(MemLimit::Bytes(bytes)));
             });
-            ledger.admit(&spec, None, user, &devices)
+            ledger.admit(&spec, None, user.clone(), &devices)
         };
         assert_eq!(ask(0.2, 200), Ok(()));
         assert!(matches!(ask(0.21, 200), Err(Refusal::UserShare { .. })));
@@ -712,7 +721,7 @@ mod tests {
                 ..
             })
         ));
-        let unnamed = ledger.admit(&with("b", |_| ()), None, user, &devices);
+        let unnamed = ledger.admit(&with("b", |_| ()), None, user.clone(), &devices);
         assert!(matches!(unnamed, Err(Refusal::UserMemUnnamed { .. })));
     }
 }

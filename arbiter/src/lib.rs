@@ -58,6 +58,7 @@ mod residency_moves;
 mod residency_survey;
 mod resize;
 mod rulebook;
+mod rules;
 mod schedulers;
 mod serve;
 mod slow_work;
@@ -74,12 +75,16 @@ mod timelines;
 mod unsaved;
 mod usage;
 mod violations;
+mod watch;
 mod writer;
 
 pub use convert::check_policy;
 pub use lifetime::Stopper;
 pub use names::LookUp;
-pub use options::{DeviceRule, JOB_PROCESSES, Options, Reload, ResidencyRule, Rules};
+pub use options::{
+    DeviceRule, JOB_PROCESSES, JobRules, Layers, Options, Reload, ResidencyRule, Rules, Sections,
+    Subject, Watched,
+};
 pub use refusal::Ceiling;
 pub use serve::{Arbiter, Error, hold_signals, run};
 pub use supervisor::Handed;

@@ -40,8 +40,13 @@ impl Arbiter {
             let name = saved.job.name.clone();
             let spec = convert::spec(saved.job, name, self.clock.unix_ms());
             self.names.ask(saved.uid, now_ns);
-            let user = self.names.of(saved.uid).to_owned();
+            let mut user = self.names.of(saved.uid).to_owned();
+            if user.is_empty() {
+                user = saved.user;
+            }
             let mut tenant = Tenant::new(id, spec, token, (saved.uid, user), &self.clock);
+            tenant.identity = saved.identity;
+            tenant.spec.unbound = saved.unbound;
             tenant.started_unix_ms = saved.started_unix_ms;
             // Whether it ever came is not known, and what it was promised stays so.
             tenant.has_attached = true;
@@ -114,7 +119,8 @@ impl Arbiter {
                 self.supervisor.has_kept(id, memory.number());
             }
         }
-        self.publish_limits();
+        // The rules may be others than those that the jobs began with.
+        self.apply_rules(false);
     }
 
     /// The service manager is shown how things stand, and given the pages of jobs to keep for a
@@ -239,6 +245,9 @@ impl Arbiter {
             session: tenant.session,
             members: saved_members(tenant),
             dormant_unix_ms: tenant.dormant.as_ref().map_or(0, |one| one.since_unix_ms),
+            user: tenant.user.clone(),
+            identity: tenant.identity.clone(),
+            unbound: tenant.spec.unbound,
         });
         State {
             tenants: tenants.collect(),

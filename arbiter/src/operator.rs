@@ -1,6 +1,7 @@
 //! What operators ask for: registering, listing, changing, ending.
 
 use channel::wire::TOKEN_BYTES;
+use control::place::Identity;
 use control::{Change, ControlError, ErrorCode, JobSpec, Registered, Reply, Request, Settings};
 use policy::TenantId;
 use serde_json::Value;
@@ -12,6 +13,7 @@ use crate::convert;
 use crate::descriptors::Descriptors;
 use crate::journal::About;
 use crate::peer;
+use crate::rules::Whose;
 use crate::serve::Arbiter;
 use crate::spec;
 use crate::tenant::Tenant;
@@ -19,6 +21,8 @@ use crate::unsaved;
 
 /// Of the address of a refused hook, and of the reason, in the journal.
 const REFUSED_HOOK_CHARS: usize = 400;
+/// Of the name of a Slurm account.
+const ACCOUNT_CHARS: usize = 256;
 
 impl Arbiter {
     /// Answers a request, or has it wait.
@@ -46,6 +50,21 @@ impl Arbiter {
                 Ok(()) => return,
                 Err(error) => Err(error),
             },
+            Request::Config { pid, user } => {
+                let now_ns = self.clock.mono_ns();
+                if self.names.ask(peer.uid, now_ns) {
+                    self.config_report(pid, user, peer)
+                } else {
+                    // Rules go by names.
+                    let ask = Ask {
+                        connection,
+                        peer,
+                        request: Request::Config { pid, user },
+                    };
+                    self.parked.park(ask, now_ns);
+                    return;
+                }
+            }
             Request::Shutdown => self.shut_down(peer),
             Request::Events { since_seq, limit } => {
                 let limit = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -90,8 +109,14 @@ impl Arbiter {
     /// Login names were looked up.
     pub(crate) fn on_names(&mut self, now_ns: u64) {
         for (uid, name) in self.names.take(now_ns) {
+            let mut renamed = false;
             for tenant in self.ledger.iter_mut().filter(|tenant| tenant.uid == uid) {
+                renamed |= tenant.user != name;
                 tenant.user.clone_from(&name);
+            }
+            // Rules go by names, and those of jobs from before a start come late.
+            if renamed {
+                self.apply_rules(false);
             }
         }
         self.unpark();
@@ -101,7 +126,7 @@ impl Arbiter {
     /// Why a user's ceilings are not known, where there are some and its name is not: they go by
     /// names.
     pub(crate) fn lacks_name(&self, uid: u32) -> Option<String> {
-        (self.rulebook.options().tenant_rules > 0 && !self.names.is_settled(uid)).then(|| {
+        (self.rulebook.options().sections.by_name > 0 && !self.names.is_settled(uid)).then(|| {
             format!(
                 "this host does not say what user {uid} is called, and the quota file has limits that go by names"
             )
@@ -138,7 +163,8 @@ impl Arbiter {
                     }
                     if !touched.is_empty() {
                         self.make_schedulers();
-                        self.publish_limits();
+                        // Parts of a device are so much from here on.
+                        self.apply_rules(false);
                     }
                 }
                 Err(reason) => {
@@ -157,13 +183,15 @@ impl Arbiter {
         }
     }
 
-    /// Answers registrations whose driver has been looked at.
+    /// Answers who waits for a name, and registrations whose driver has been looked at.
     fn unpark(&mut self) {
         for waiting in self.parked.take() {
-            let Request::Register(job) = &waiting.ask.request else {
-                continue;
+            let peer = waiting.ask.peer;
+            let is_ready = match &waiting.ask.request {
+                Request::Register(job) => self.is_ready_for(job, peer),
+                _ => self.names.ask(peer.uid, self.clock.mono_ns()),
             };
-            if self.is_ready_for(job, waiting.ask.peer) {
+            if is_ready {
                 self.answer(waiting.ask);
             } else {
                 self.parked.put_back(waiting);
@@ -183,8 +211,8 @@ impl Arbiter {
                     );
                     self.discovery.give_up(driver);
                 }
-                self.names.give_up(ask.peer.uid);
             }
+            self.names.give_up(ask.peer.uid);
             self.answer(ask);
         }
     }
@@ -219,13 +247,30 @@ impl Arbiter {
         } else {
             job.name.clone()
         };
-        let spec = convert::spec(job, name, self.clock.unix_ms());
+        // Of a file that the arbiter has read itself it knows more than what it said just now.
+        let file = job.own_file.take();
+        match file {
+            Some(file) if self.rulebook.reads(&file.path) => job.settings = file.given,
+            file => job.own_file = file,
+        }
+        let mut identity = Identity::of_process(peer.pid);
+        identity.claimed_account = one_line(&job.slurm_account, ACCOUNT_CHARS);
+        let start_unix_ms = self.clock.unix_ms();
+        let mut spec = convert::spec(job, name, start_unix_ms);
         if let Some(message) = self.lacks_name(peer.uid) {
             let error = ControlError::new(ErrorCode::Internal, message);
             return Err(error.with_hint("try again when the host's user database answers"));
         }
         let user = self.names.of(peer.uid).to_owned();
         let ceiling = self.rulebook.ceiling(peer.uid, &user);
+        let whose = Whose {
+            uid: peer.uid,
+            user: &user,
+            identity: &identity,
+            user_caps: &[],
+            start_unix_ms,
+        };
+        self.go_by_rules(&mut spec, whose, false);
         self.ledger
             .admit(&spec, None, (peer.uid, &user, ceiling), &self.devices)
             .map_err(|refusal| convert::refusal(&refusal))?;
@@ -235,6 +280,7 @@ impl Arbiter {
         let id = TenantId(self.persistence.new_id());
         let now_ns = self.clock.mono_ns();
         let mut tenant = Tenant::new(id, spec, token, (peer.uid, user), &self.clock);
+        tenant.identity = identity;
         peer::started_ticks(peer.pid)
             .and_then(|ticks| self.watch_job(&mut tenant, ticks.unwrap_or(0)))
             .map_err(|error| {
@@ -272,6 +318,12 @@ impl Arbiter {
                 .mem
                 .map(|mem| ("mem", Value::from(mem.to_string()))),
         );
+        let capped = tenant.spec.bounds.capped.clone();
+        let settings = tenant.spec.settings.clone();
+        if !capped.is_empty() {
+            let capped: Vec<String> = capped.iter().map(ToString::to_string).collect();
+            fields.push(("capped", Value::from(capped)));
+        }
         let message = format!("job `{name}` is registered: {command}");
         if let Some((other, whose)) = self.ledger.take_name(&name) {
             let message = format!(
@@ -302,6 +354,8 @@ impl Arbiter {
             channel_socket: self.rulebook.options().dir.channel_socket(),
             mem_limit_bytes,
             share: self.share_of(id),
+            settings: Some(settings),
+            capped,
         })
     }
 
@@ -410,14 +464,20 @@ impl Arbiter {
         let mut spec = tenant.spec.clone();
         let mut asked = change.settings;
         asked.anchor(self.clock.unix_ms());
-        spec.settings = asked.clone().or(&spec.settings);
+        spec.own = asked.clone().or(&spec.own);
         spec.paused = change.paused.unwrap_or(spec.paused);
         // Root may go beyond what the configuration allows a user.
-        let ceiling = if peer.uid == 0 && uid != 0 {
+        let is_root = peer.uid == 0 && uid != 0;
+        spec.unbound |= is_root && !asked.is_empty();
+        let ceiling = if is_root {
             crate::Ceiling::default()
         } else {
             self.rulebook.ceiling(uid, &user)
         };
+        if !asked.is_empty() {
+            let tenant = self.tenant_of(job, peer)?;
+            self.go_by_rules(&mut spec, Whose::of(tenant), true);
+        }
         self.ledger
             .admit(&spec, Some(id), (uid, &user, ceiling), &self.devices)
             .map_err(|refusal| convert::refusal(&refusal))?;
@@ -425,6 +485,10 @@ impl Arbiter {
             .map_err(|refusal| convert::refusal(&refusal))?;
         let mut fields = convert::settings_fields(&asked);
         fields.extend(change.paused.map(|paused| ("paused", paused.into())));
+        if !spec.bounds.capped.is_empty() && !asked.is_empty() {
+            let capped = spec.bounds.capped.iter().map(ToString::to_string);
+            fields.push(("capped", Value::from(capped.collect::<Vec<_>>())));
+        }
         let resize = change.resize.map(|resize| resize.to_string());
         fields.extend(resize.map(|resize| ("resize", resize.into())));
         if let Some(tenant) = self.ledger.get_mut(id) {
@@ -482,7 +546,7 @@ impl Arbiter {
 }
 
 /// Whether somebody may speak for the whole arbiter: its own user or root.
-fn only_ours(peer: Peer) -> Result<(), ControlError> {
+pub(crate) fn only_ours(peer: Peer) -> Result<(), ControlError> {
     let ours = rustix::process::geteuid().as_raw();
     if peer.uid == 0 || peer.uid == ours {
         return Ok(());

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use control::paths::RuntimeDir;
-use control::{DeviceSelector, DeviceSettings, MemLimit, Misbehaviour, SliceMode};
+use control::place::Identity;
+use control::{DeviceSelector, DeviceSettings, Layer, MemLimit, Misbehaviour, SliceMode};
 
 use crate::convert;
 use crate::dispatch::{Answer, Mode, Pace, Setup};
@@ -28,23 +29,83 @@ pub const JOB_PROCESSES: u32 = 1024;
 pub type Ceilings = Box<dyn Fn(u32, &str) -> Ceiling + Send>;
 
 /// Reads the rules again; an error is one line for people, and changes nothing.
-pub type Reload = Box<dyn Fn() -> Result<Rules, String> + Send>;
+pub type Reload = Box<dyn Fn() -> Result<Rules, Vec<String>> + Send>;
 
-/// What the quota file says to the daemon.
+/// Paths whose change may change the rules. Asked on a thread of its own.
+pub type Watched = Box<dyn Fn() -> Vec<PathBuf> + Send>;
+
+/// Whom rules are asked about.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    /// Name of the job.
+    pub name: &'a str,
+    /// Its command, words joined by one space.
+    pub command: &'a str,
+    /// Number of its user.
+    pub uid: u32,
+    /// Login name of its user; empty where there is none.
+    pub user: &'a str,
+    /// Who else it is.
+    pub identity: &'a Identity,
+}
+
+/// What the rules that match a job say.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Layers {
+    /// What it gets that it does not ask for, the strongest first.
+    pub set: Vec<Layer>,
+    /// What it gets at the most.
+    pub caps: Vec<Layer>,
+}
+
+/// Looks the rules of a job up.
+pub type JobRules = Box<dyn Fn(&Subject<'_>) -> Layers + Send>;
+
+/// What there is in the quota files.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Sections {
+    /// The files, in the order in which they were read.
+    pub files: Vec<PathBuf>,
+    /// Differs where a text differs.
+    pub fingerprint: u64,
+    /// Sections about users.
+    pub users: usize,
+    /// Sections about jobs.
+    pub jobs: usize,
+    /// Sections that go by login names.
+    pub by_name: usize,
+}
+
+/// What the quota files say to the daemon.
 pub struct Rules {
-    /// The file; `None`: there is none.
-    pub file: Option<PathBuf>,
+    /// What there is in them.
+    pub sections: Sections,
     /// Settings of single devices; the first that matches is the one a device gets.
     pub devices: Vec<DeviceRule>,
     /// How jobs share memory that does not hold all of them.
     pub residency: ResidencyRule,
     /// What users may have.
     pub ceilings: Ceilings,
-    /// Number of sections behind the ceilings.
-    pub tenant_rules: usize,
+    /// What jobs get.
+    pub jobs: JobRules,
     /// Processes of one job that use a device at the same time.
     pub job_processes: u32,
 }
+
+impl Default for Rules {
+    /// As where there is no file.
+    fn default() -> Self {
+        Self {
+            sections: Sections::default(),
+            devices: Vec::new(),
+            residency: ResidencyRule::default(),
+            ceilings: Box::new(|_, _| Ceiling::default()),
+            jobs: Box::new(|_| Layers::default()),
+            job_processes: JOB_PROCESSES,
+        }
+    }
+}
+
 /// How long before its slice a tenant is woken. TIMEOUT: the wake-ups of the arbiter and of one
 /// thread, with a margin for a busy host; a hundredth of the usual slice.
 const LEAD_NS: u64 = 80_000;
@@ -84,10 +145,14 @@ pub struct Options {
     pub residency: ResidencyRule,
     /// What users may have.
     pub ceilings: Ceilings,
-    /// Reads devices and ceilings anew, where they came from.
+    /// What jobs get.
+    pub jobs: JobRules,
+    /// What there is in the quota files.
+    pub sections: Sections,
+    /// Reads all of that anew, where it came from.
     pub reload: Option<Reload>,
-    /// Number of sections behind the ceilings.
-    pub tenant_rules: usize,
+    /// What is looked at for changes of it; `None`: nothing is.
+    pub watched: Option<Watched>,
     /// Looks login names up, on a thread of its own.
     pub user_name: LookUp,
     /// Processes of one job that use a device at the same time.
@@ -145,8 +210,10 @@ impl Options {
             devices: Vec::new(),
             residency: ResidencyRule::default(),
             ceilings: Box::new(|_, _| Ceiling::default()),
+            jobs: Box::new(|_| Layers::default()),
+            sections: Sections::default(),
             reload: None,
-            tenant_rules: 0,
+            watched: None,
             user_name: Box::new(convert::user_name),
             job_processes: JOB_PROCESSES,
             host_nvml: true,

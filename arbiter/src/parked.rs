@@ -1,4 +1,4 @@
-//! Registrations that wait for word of their driver's devices, or of their user's name.
+//! Requests that wait for word of their driver's devices, or of their user's name.
 //!
 //! Owns their requests, each with the time at which it goes on without that word.
 

@@ -9,12 +9,16 @@ pub const LEAST_SHARE: f64 = 0.01;
 pub const AIR: f64 = 1e-9;
 
 /// What the jobs of one user may have together.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Ceiling {
     /// Sum of their shares on a device.
     pub share_max: Option<f64>,
     /// Sum of their memory limits on a device.
     pub mem_max: Option<MemLimit>,
+    /// Jobs at the same time.
+    pub jobs_max: Option<usize>,
+    /// Where that is said.
+    pub from: String,
 }
 
 /// Why a job or a change is refused.

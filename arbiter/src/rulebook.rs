@@ -8,20 +8,22 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 
 use control::kinds::Quantum;
 use control::{
-    ControlError, DeviceSelector, DeviceSettings, ErrorCode, PolicyChoice, Reloaded, Settings,
-    SliceMode,
+    ConfigStatus, ConfigWatch, ControlError, DeviceSelector, DeviceSettings, ErrorCode,
+    PolicyChoice, Reloaded, Settings, SliceMode,
 };
 
 use crate::background::Background;
 use crate::convert;
 use crate::devices::Devices;
 use crate::dispatch::Setup;
-use crate::options::{DeviceRule, Options, Rules};
+use crate::options::{DeviceRule, Layers, Options, Rules, Subject};
 use crate::refusal::Ceiling;
 use crate::state::SavedDevice;
+use crate::watch::Watch;
 
 /// Bytes of a policy with its parameters, as people write it.
 const MAX_POLICY_BYTES: usize = 1024;
@@ -29,14 +31,40 @@ const MAX_POLICY_BYTES: usize = 1024;
 /// Requests to read the quota file that wait at a time.
 const MAX_RELOADS: usize = 64;
 
-/// What was read, and the connection that waits for it.
-type Read = (Result<Rules, String>, Option<u64>);
+/// Why the quota files are read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// An operator waits for it on this connection.
+    Asked(u64),
+    /// SIGHUP.
+    Signal,
+    /// They may have changed.
+    Changed,
+}
+
+/// What was read, and why.
+type Read = (Result<Rules, Vec<String>>, Why);
+
+/// What came of taking rules over.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Taken {
+    /// They are what is in force.
+    Same,
+    /// They are in force from here on.
+    New(Reloaded),
+}
 
 /// See the module's documentation.
 pub struct Rulebook {
     options: Options,
     /// What reads the quota file again; `None`: there is none.
-    reader: Option<Background<Option<u64>, Read>>,
+    reader: Option<Background<Why, Read>>,
+    /// What tells that the quota files may have changed; `None`: nothing does.
+    watch: Option<Watch>,
+    /// When they were taken over last; 0: at the start.
+    loaded_unix_ms: u64,
+    /// What is wrong with them as they are now.
+    errors: Vec<String>,
     /// Settings of devices that were made by hand, by the devices' UUIDs.
     by_hand: BTreeMap<[u8; 16], DeviceSettings>,
 }
@@ -49,10 +77,14 @@ impl Rulebook {
     pub fn start(mut options: Options) -> io::Result<Self> {
         let reader = options.reload.take().map(|read| {
             // Each request has a read of its own that begins after it.
-            Background::start("rules", MAX_RELOADS, move |connection| (read(), connection))
+            Background::start("rules", MAX_RELOADS, move |why| (read(), why))
         });
+        let watch = options.watched.take().map(Watch::start);
         Ok(Self {
             reader: reader.transpose()?,
+            watch: watch.transpose()?,
+            loaded_unix_ms: 0,
+            errors: Vec::new(),
             options,
             by_hand: BTreeMap::new(),
         })
@@ -73,16 +105,49 @@ impl Rulebook {
         self.reader.as_ref().map(Background::bell)
     }
 
-    /// Has the quota file read again, for a connection (`None`: nobody waits for it).
+    /// What the rules say to a job.
+    pub fn layers(&self, subject: &Subject<'_>) -> Layers {
+        (self.options.jobs)(subject)
+    }
+
+    /// Whether the rules in force come from this file, among others.
+    pub fn reads(&self, file: &Path) -> bool {
+        self.options.sections.files.iter().any(|own| own == file)
+    }
+
+    /// Readable when the quota files may have changed; `None`: nobody looks.
+    pub fn watch_bell(&self) -> Option<BorrowedFd<'_>> {
+        self.watch.as_ref().map(Watch::bell)
+    }
+
+    /// The quota files may have changed: has them read.
+    pub fn look_again(&self) -> Result<(), ControlError> {
+        if let Some(watch) = &self.watch {
+            watch.silence();
+        }
+        self.ask(Why::Changed)
+    }
+
+    /// What is in force, and what is wrong with what is not.
+    pub fn status(&self) -> ConfigStatus {
+        ConfigStatus {
+            files: self.options.sections.files.clone(),
+            loaded_unix_ms: self.loaded_unix_ms,
+            errors: self.errors.clone(),
+            watch: self.watch.as_ref().map_or(ConfigWatch::Off, Watch::how),
+        }
+    }
+
+    /// Has the quota files read again.
     ///
     /// # Errors
     /// There is none, or too many wait for it.
-    pub fn ask(&self, connection: Option<u64>) -> Result<(), ControlError> {
+    pub fn ask(&self, why: Why) -> Result<(), ControlError> {
         let Some(reader) = &self.reader else {
             let message = "this arbiter was not started from a quota file";
             return Err(ControlError::new(ErrorCode::Unsupported, message));
         };
-        if !reader.ask(connection) {
+        if !reader.ask(why) {
             let message =
                 format!("{MAX_RELOADS} requests to read the quota file wait for its disk");
             return Err(ControlError::new(ErrorCode::Refused, message)
@@ -97,27 +162,63 @@ impl Rulebook {
         reader.map_or_else(Vec::new, Background::take)
     }
 
-    /// Goes by what the quota file says now.
+    /// Goes by what the quota files say now. What was set by hand gives way where they were to be
+    /// read, or say something else of devices.
     ///
     /// # Errors
-    /// It is wrong: everything stays as it is.
-    pub fn take_over(&mut self, rules: Result<Rules, String>) -> Result<Reloaded, String> {
-        let rules = rules?;
-        for rule in &rules.devices {
-            check(&rule.settings).map_err(|error| error.to_string())?;
-        }
-        let reloaded = Reloaded {
-            file: rules.file,
-            device_rules: u32::try_from(rules.devices.len()).unwrap_or(u32::MAX),
-            tenant_rules: u32::try_from(rules.tenant_rules).unwrap_or(u32::MAX),
+    /// They are wrong: everything stays as it is. Said once where nobody has asked.
+    pub fn take_over(
+        &mut self,
+        rules: Result<Rules, Vec<String>>,
+        why: Why,
+        now_unix_ms: u64,
+    ) -> Result<Taken, Vec<String>> {
+        let checked = rules.and_then(|rules| {
+            let wrong = rules
+                .devices
+                .iter()
+                .filter_map(|rule| check(&rule.settings).err());
+            let wrong: Vec<String> = wrong.map(|error| error.to_string()).collect();
+            if wrong.is_empty() {
+                Ok(rules)
+            } else {
+                Err(wrong)
+            }
+        });
+        let rules = match checked {
+            Ok(rules) => rules,
+            Err(errors) => {
+                let known = std::mem::replace(&mut self.errors, errors.clone()) == errors;
+                if known && why == Why::Changed {
+                    return Ok(Taken::Same);
+                }
+                return Err(errors);
+            }
         };
+        let mended = !std::mem::take(&mut self.errors).is_empty();
+        let same = rules.sections == self.options.sections && !mended;
+        if same && why == Why::Changed {
+            return Ok(Taken::Same);
+        }
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let reloaded = Reloaded {
+            files: rules.sections.files.clone(),
+            device_rules: count(rules.devices.len()),
+            user_rules: count(rules.sections.users),
+            job_rules: count(rules.sections.jobs),
+            jobs_changed: 0,
+        };
+        if why != Why::Changed || rules.devices != self.options.devices {
+            self.by_hand.clear();
+        }
+        self.options.sections = rules.sections;
         self.options.devices = rules.devices;
         self.options.ceilings = rules.ceilings;
-        self.options.tenant_rules = rules.tenant_rules;
+        self.options.jobs = rules.jobs;
         self.options.residency = rules.residency;
         self.options.job_processes = rules.job_processes;
-        self.by_hand.clear();
-        Ok(reloaded)
+        self.loaded_unix_ms = now_unix_ms;
+        Ok(Taken::New(reloaded))
     }
 
     /// The rule of the quota file for a device.
@@ -262,7 +363,7 @@ mod tests {
     use control::paths::RuntimeDir;
 
     use super::*;
-    use crate::options::ResidencyRule;
+    use crate::options::{ResidencyRule, Sections};
 
     #[test]
     fn invalid_settings_are_reported_with_the_value() {
@@ -326,14 +427,17 @@ mod tests {
 
     fn rules(settings: DeviceSettings) -> Rules {
         Rules {
-            file: None,
+            sections: Sections {
+                users: 3,
+                ..Sections::default()
+            },
             devices: vec![DeviceRule {
                 device: Some(DeviceSelector::Uuid(convert::uuid_text(&UUID))),
                 settings,
             }],
             residency: ResidencyRule::default(),
             ceilings: Box::new(|_, _| Ceiling::default()),
-            tenant_rules: 3,
+            jobs: Box::new(|_| Layers::default()),
             job_processes: 5,
         }
     }
@@ -343,27 +447,41 @@ mod tests {
         let devices = devices();
         let dir = RuntimeDir::given("/nowhere".into()).expect("absolute");
         let mut rulebook = Rulebook::start(Options::new(dir)).expect("a thread");
-        assert!(rulebook.ask(None).is_err(), "there is no file");
+        assert!(rulebook.ask(Why::Signal).is_err(), "there is no file");
         assert!(!rulebook.names(&UUID));
         rulebook.set_by_hand(UUID, &holders(2));
         assert!(rulebook.names(&UUID));
-        let reloaded = rulebook.take_over(Ok(rules(holders(0))));
-        let reason = reloaded.expect_err("invalid");
-        assert!(reason.contains("0 holders"), "{reason}");
+        let invalid = || Ok(rules(holders(0)));
+        let reason = rulebook.take_over(invalid(), Why::Changed, 5);
+        let reason = reason.expect_err("invalid");
+        assert!(reason[0].contains("0 holders"), "{reason:?}");
+        assert_eq!(rulebook.status().errors, reason);
         assert_eq!(rulebook.settings(&devices, 0), holders(2), "as it was");
-        let reloaded = rulebook
-            .take_over(Ok(rules(holders(4))))
-            .expect("taken over");
-        assert_eq!((reloaded.device_rules, reloaded.tenant_rules), (1, 3));
+        let again = rulebook.take_over(invalid(), Why::Changed, 5);
+        assert_eq!(again, Ok(Taken::Same), "it was said");
+        assert!(rulebook.take_over(invalid(), Why::Signal, 5).is_err());
+        let reloaded = rulebook.take_over(Ok(rules(holders(4))), Why::Changed, 6);
+        let Ok(Taken::New(reloaded)) = reloaded else {
+            panic!("{reloaded:?}");
+        };
+        assert_eq!((reloaded.device_rules, reloaded.user_rules), (1, 3));
+        assert!(rulebook.status().errors.is_empty());
+        assert_eq!(rulebook.status().loaded_unix_ms, 6);
+        let same = rulebook.take_over(Ok(rules(holders(4))), Why::Changed, 7);
+        assert_eq!(same, Ok(Taken::Same));
         assert!(rulebook.by_hand(&devices, 0).is_none() && rulebook.names(&UUID));
         assert_eq!(rulebook.settings(&devices, 0), holders(4));
         assert_eq!(rulebook.options().job_processes, 5);
         rulebook.set_by_hand(UUID, &holders(6));
         let saved = rulebook.saved();
         assert_eq!(rulebook.settings(&devices, 0), holders(6));
+        let other = rulebook.take_over(Ok(rules(holders(4))), Why::Changed, 8);
+        assert_eq!(other, Ok(Taken::Same));
+        assert_eq!(rulebook.settings(&devices, 0), holders(6), "it stays");
         rulebook
-            .take_over(Ok(rules(holders(4))))
+            .take_over(Ok(rules(holders(4))), Why::Signal, 9)
             .expect("taken over");
+        assert_eq!(rulebook.settings(&devices, 0), holders(4));
         saved.into_iter().for_each(|saved| rulebook.restore(saved));
         assert_eq!(rulebook.settings(&devices, 0), holders(6));
     }

@@ -28,7 +28,7 @@ use crate::persistence::Persistence;
 use crate::profile::{Parts, Profiles};
 use crate::reactor::{Event, Interest, Poller, be_prompt};
 use crate::residency::{Capacity, MoveQueue};
-use crate::rulebook::Rulebook;
+use crate::rulebook::{Rulebook, Why};
 use crate::schedulers::Schedulers;
 use crate::slow_work::{HOUSEKEEPING_NS, SlowWork};
 use crate::state::State;
@@ -221,6 +221,10 @@ impl Arbiter {
             .and_then(|()| {
                 let bell = arbiter.names.bell();
                 arbiter.poller.add(bell, Event::Names, Interest::Read)
+            })
+            .and_then(|()| match arbiter.rulebook.watch_bell() {
+                Some(bell) => arbiter.poller.add(bell, Event::Changed, Interest::Read),
+                None => Ok(()),
             })
             .and_then(|()| match arbiter.rulebook.bell() {
                 Some(bell) => arbiter.poller.add(bell, Event::Rules, Interest::Read),
@@ -415,9 +419,14 @@ impl Arbiter {
             Event::Rules => self.on_rules(),
             Event::Reload => {
                 self.lifetime.take_hangups();
-                match self.rulebook.ask(None) {
+                match self.rulebook.ask(Why::Signal) {
                     Ok(()) => self.supervisor.reloads(now_ns),
                     Err(error) => tracing::error!("{error}"),
+                }
+            }
+            Event::Changed => {
+                if let Err(error) = self.rulebook.look_again() {
+                    tracing::error!("{error}");
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use control::{JobSettings, Overflow};
+use control::{Bounds, JobSettings, Layer, Overflow};
 use policy::Class;
 
 /// What a job asked for, as far as it was granted.
@@ -10,8 +10,16 @@ use policy::Class;
 pub struct Spec {
     /// Unique among living jobs.
     pub name: String,
-    /// What it was given, a deadline as a time.
+    /// What is in force, a deadline as a time.
     pub settings: JobSettings,
+    /// Where that comes from, and what bounds it.
+    pub bounds: Bounds,
+    /// What it was given itself, by its owner or by an operator: rules fill in the rest.
+    pub own: JobSettings,
+    /// What its owner's quota file says that it gets at the most.
+    pub own_caps: Vec<Layer>,
+    /// Root has given it something: no cap but its owner's holds until rules change.
+    pub unbound: bool,
     /// It gets no device time.
     pub paused: bool,
     /// The process that registered it and became it by `exec`.

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use control::place::Identity;
 use control::{DeviceSettings, JobSpec};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -87,6 +88,12 @@ pub struct SavedTenant {
     pub members: Vec<SavedProcess>,
     /// Since when nothing of it uses a device and its launcher is gone; 0: that is not so.
     pub dormant_unix_ms: u64,
+    /// Login name of its user.
+    pub user: String,
+    /// Who else registered it.
+    pub identity: Identity,
+    /// Root has given it something.
+    pub unbound: bool,
 }
 
 /// A process.

@@ -40,6 +40,7 @@ impl Arbiter {
             host_memory_used_bytes: self.capacity.books().used_bytes(),
             loop_turns: self.lifetime.turns().0,
             loop_lag_ns: self.lifetime.turns().1,
+            config: self.rulebook.status(),
             journal_lost: self.journal.lost(),
             devices: self.device_statuses(),
             jobs: self.jobs(),
@@ -281,6 +282,7 @@ impl Arbiter {
             dormant_processes: None,
             listens_for_resize: self.listens_for_resize(tenant),
             resize: self.resize_status(tenant),
+            capped: tenant.spec.bounds.capped.clone(),
         })
     }
 

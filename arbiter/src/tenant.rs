@@ -5,7 +5,8 @@ use std::os::fd::OwnedFd;
 use channel::arbiter::TenantMemory;
 use channel::wire::TOKEN_BYTES;
 use channel::{Accounts, MAX_DEVICES, TENANT_SLOTS};
-use control::{EscapedProcess, JobStatus};
+use control::place::Identity;
+use control::{EscapedProcess, JobStatus, Layer};
 use policy::TenantId;
 
 use crate::census::Process;
@@ -22,6 +23,10 @@ pub struct Tenant {
     pub id: TenantId,
     /// Its terms.
     pub spec: Spec,
+    /// Who registered it, beside its user.
+    pub identity: Identity,
+    /// Its part of what its user's jobs have together, where that has become less than they had.
+    pub user_caps: Vec<Layer>,
     /// A process that presents it belongs to this job.
     pub token: [u8; TOKEN_BYTES],
     /// User who registered it.
@@ -136,6 +141,8 @@ impl Tenant {
         Self {
             id,
             spec,
+            identity: Identity::default(),
+            user_caps: Vec::new(),
             token,
             uid,
             user,
@@ -300,6 +307,10 @@ pub(crate) fn example(id: u64, name: &str) -> Tenant {
     let spec = Spec {
         name: name.into(),
         settings: control::JobSettings::default(),
+        bounds: control::Bounds::default(),
+        own: control::JobSettings::default(),
+        own_caps: Vec::new(),
+        unbound: false,
         paused: false,
         pid: 0,
         command: Vec::new(),

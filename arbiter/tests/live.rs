@@ -262,11 +262,8 @@ fn what_was_changed_outlives_the_arbiter_and_gives_way_to_the_file() {
     let dir = bench::directory();
     let serve = || {
         let rules = || {
-            let quantum_max_us = FILE.lock().map_err(str::to_owned)?;
+            let quantum_max_us = FILE.lock().map_err(|error| vec![error.to_owned()])?;
             Ok(Rules {
-                job_processes: arbiter::JOB_PROCESSES,
-                residency: arbiter::ResidencyRule::default(),
-                file: Some("/etc/sublet/sublet.toml".into()),
                 devices: vec![DeviceRule {
                     settings: DeviceSettings {
                         quantum: us(quantum_max_us),
@@ -274,8 +271,7 @@ fn what_was_changed_outlives_the_arbiter_and_gives_way_to_the_file() {
                     },
                     ..DeviceRule::default()
                 }],
-                ceilings: Box::new(|_, _| arbiter::Ceiling::default()),
-                tenant_rules: 0,
+                ..Rules::default()
             })
         };
         let runtime = dir.1.clone();

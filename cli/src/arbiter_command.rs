@@ -6,11 +6,11 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::anyhow;
-use arbiter::{Ceiling, Handed, Options, Reload, Rules, Writer};
+use arbiter::{Ceiling, Handed, Layers, Options, Reload, Rules, Sections, Writer};
 use control::Client;
 use control::paths::{RuntimeDir, Surroundings};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -18,7 +18,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::args::Arbiter;
-use crate::config::{Config, DeviceRule, Places, ResidencyRule, TenantRule};
+use crate::config::{Config, ConfigErrors, DeviceRule, ResidencyRule, Sources, Subject};
 use crate::connect;
 use crate::exit::Result;
 
@@ -57,7 +57,8 @@ fn start(args: Arbiter) -> Result<()> {
         return Ok(());
     }
     arbiter::hold_signals()?;
-    let config = Config::find(args.config.as_deref(), &Places::of_the_host())?;
+    let sources = Sources::of_arbiter(args.config.as_deref(), args.config_dir.as_deref());
+    let config = sources.load()?;
     dir.ensure(around.uid)?;
     let log = LogFile {
         // What `sublet run` has opened for us; any other log is its owner's to keep small.
@@ -69,14 +70,20 @@ fn start(args: Arbiter) -> Result<()> {
             .filter(|filter| !filter.is_empty()),
         log,
     )?;
-    let served = serve(&args, config, dir, handed);
+    let served = serve(&args, sources, config, dir, handed);
     if let Some(log) = LOG.get() {
         log.settle(LAST_LINES);
     }
     served
 }
 
-fn serve(args: &Arbiter, config: Config, dir: RuntimeDir, handed: Handed) -> Result<()> {
+fn serve(
+    args: &Arbiter,
+    sources: Sources,
+    config: Config,
+    dir: RuntimeDir,
+    handed: Handed,
+) -> Result<()> {
     // One that `sublet run` has started is a user's own and ends with its jobs: the file's hook is
     // not for it.
     let mut flags = args.cluster.clone();
@@ -84,8 +91,10 @@ fn serve(args: &Arbiter, config: Config, dir: RuntimeDir, handed: Handed) -> Res
         flags = flags.or(&config.cluster);
     }
     crate::cluster_command::node::start(&flags, &dir)?;
+    let watched = sources.clone();
     arbiter::run(Options {
-        reload: Some(reload(args.config.clone())),
+        reload: Some(reload(sources)),
+        watched: Some(Box::new(move || watched.watched())),
         handed,
         ..options(dir, args, config)
     })?;
@@ -110,25 +119,43 @@ fn options(dir: RuntimeDir, args: &Arbiter, config: Config) -> Options {
         devices: rules.devices,
         residency: rules.residency,
         ceilings: rules.ceilings,
-        tenant_rules: rules.tenant_rules,
+        jobs: rules.jobs,
+        sections: rules.sections,
         job_processes: rules.job_processes,
         ..defaults
     }
 }
 
-/// What the file says to the daemon.
-fn rules(config: Config) -> Rules {
+/// What the files say to the daemon.
+fn rules(mut config: Config) -> Rules {
+    let devices = std::mem::take(&mut config.devices);
+    let config = Arc::new(config);
+    let of_users = Arc::clone(&config);
     Rules {
-        file: config.path,
-        tenant_rules: config.tenants.len(),
+        sections: Sections {
+            files: config.paths.clone(),
+            fingerprint: config.fingerprint,
+            users: config.users.len(),
+            jobs: config.rules.len(),
+            by_name: config.by_name(),
+        },
         // CAST: 4096 at most.
         job_processes: config
             .limits
             .job_processes
             .map_or(arbiter::JOB_PROCESSES, |most| most as u32),
-        devices: config.devices.into_iter().map(device_rule).collect(),
-        residency: residency_rule(config.residency),
-        ceilings: Box::new(move |uid, user| ceiling(&config.tenants, uid, user)),
+        devices: devices.into_iter().map(device_rule).collect(),
+        residency: residency_rule(config.residency.clone()),
+        ceilings: Box::new(move |uid, user| ceiling(&of_users, uid, user)),
+        jobs: Box::new(move |subject| {
+            let (set, caps) = config.layers_for(Subject {
+                name: subject.name,
+                command_line: subject.command,
+                user: &user_text(subject.uid, subject.user),
+                identity: subject.identity,
+            });
+            Layers { set, caps }
+        }),
     }
 }
 
@@ -140,14 +167,11 @@ fn residency_rule(rule: ResidencyRule) -> arbiter::ResidencyRule {
     }
 }
 
-/// Looks for the file again as it was looked for at the start.
-fn reload(named: Option<PathBuf>) -> Reload {
-    // The daemon's working directory may not be the one that a relative path was meant in.
-    let named = named.map(|path| std::path::absolute(&path).unwrap_or(path));
+/// Looks for the files again as they were looked for at the start.
+fn reload(sources: Sources) -> Reload {
     Box::new(move || {
-        Config::find(named.as_deref(), &Places::of_the_host())
-            .map(rules)
-            .map_err(|error| error.to_string())
+        let wrong = |errors: ConfigErrors| errors.0.iter().map(ToString::to_string).collect();
+        sources.load().map(rules).map_err(wrong)
     })
 }
 
@@ -159,17 +183,23 @@ fn device_rule(rule: DeviceRule) -> arbiter::DeviceRule {
 }
 
 /// Of the first section that fits the login name, or the number where the host has no name for it.
-fn ceiling(tenants: &[TenantRule], uid: u32, user: &str) -> Ceiling {
-    let user = if user.is_empty() {
-        &uid.to_string()
-    } else {
-        user
-    };
-    let rule = tenants.iter().find(|rule| rule.user.matches(user));
+fn ceiling(config: &Config, uid: u32, user: &str) -> Ceiling {
+    let rule = config.user(&user_text(uid, user));
     rule.map_or_else(Ceiling::default, |rule| Ceiling {
         share_max: rule.ceilings.share_max,
         mem_max: rule.ceilings.mem_max,
+        // CAST: some hundreds at most.
+        jobs_max: rule.ceilings.jobs_max.map(|most| most as usize),
+        from: rule.from.clone(),
     })
+}
+
+fn user_text(uid: u32, user: &str) -> String {
+    if user.is_empty() {
+        uid.to_string()
+    } else {
+        user.to_owned()
+    }
 }
 
 /// What is logged, on its way to standard error.
@@ -262,7 +292,7 @@ mod tests {
     use control::{DeviceSelector, DeviceSettings, MemLimit, SliceMode, Span};
 
     use super::*;
-    use crate::config::{Pattern, TenantCeilings};
+    use crate::config::{Pattern, UserCeilings, UserRule};
 
     fn args(embedded: bool, idle_exit: Option<Duration>) -> Arbiter {
         Arbiter {
@@ -271,6 +301,7 @@ mod tests {
             runtime_dir: None,
             stop: false,
             config: None,
+            config_dir: None,
             cluster: Default::default(),
         }
     }
@@ -297,12 +328,14 @@ mod tests {
 
     #[test]
     fn the_file_s_rules_reach_the_arbiter() {
-        let tenant = |user: &str, share_max| TenantRule {
-            user: Pattern::new(user),
-            ceilings: TenantCeilings {
+        let user = |name: &str, share_max| UserRule {
+            user: vec![Pattern::new(name)],
+            ceilings: UserCeilings {
                 share_max: Some(share_max),
                 mem_max: Some(MemLimit::Percent(50.0)),
+                jobs_max: Some(3),
             },
+            from: "f:1:1".into(),
         };
         let settings = DeviceSettings {
             mode: Some(SliceMode::Concurrent),
@@ -315,7 +348,7 @@ mod tests {
                 device: Some(DeviceSelector::Index(1)),
                 settings: settings.clone(),
             }],
-            tenants: vec![tenant("al*", 0.7), tenant("1234", 0.2)],
+            users: vec![user("al*", 0.7), user("1234", 0.2)],
             ..Config::default()
         };
         let options = options(dir(), &args(false, None), config);

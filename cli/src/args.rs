@@ -74,8 +74,8 @@ pub enum Command {
     Simulate(Simulate),
     /// The hook above the nodes: run it, submit jobs to it, look at it
     Cluster(crate::cluster_command::args::Cluster),
-    /// Print the JSON Schema of the quota file, or the page of all settings
-    Schema(Schema),
+    /// Check quota files, show what is in force, print their schema
+    Config(ConfigArgs),
     /// Print a completion script for a shell
     Completions(Completions),
     /// Write a man page for each command
@@ -91,7 +91,7 @@ pub struct Run {
     /// Name of the job [default: from the command] [env: SUBLET_NAME]
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub name: Option<String>,
-    /// Quota file [default: sublet.toml here, in ~/.config/sublet or /etc/sublet] [env:
+    /// Quota file of its user [default: sublet.toml here, or ~/.config/sublet/config.toml] [env:
     /// SUBLET_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -402,6 +402,52 @@ pub struct Man {
     pub dir: PathBuf,
 }
 
+/// Quota files say what jobs get and what users may have. Where they lie and who beats whom:
+/// docs/reference/config.md.
+#[derive(Debug, Args)]
+pub struct ConfigArgs {
+    #[command(subcommand)]
+    pub command: ConfigCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Report everything that is wrong with quota files; exits with 1 where something is
+    Check(ConfigCheck),
+    /// Show what is in force for a job or a user, and where it stands
+    Show(ConfigShow),
+    /// Print the JSON Schema of quota files, or the page of all settings
+    Schema(Schema),
+}
+
+/// Needs no arbiter.
+#[derive(Debug, Args)]
+pub struct ConfigCheck {
+    /// Files to check [default: those of the folder, and the user's own]
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Folder with config.toml and config.d/*.toml [default: /etc/sublet] [env: SUBLET_CONFIG_DIR]
+    #[arg(long, value_name = "DIR", conflicts_with = "files")]
+    pub config_dir: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Without a job, what a job of yours gets that asks for nothing.
+#[derive(Debug, Args)]
+pub struct ConfigShow {
+    /// Show the job of this process
+    #[arg(long, value_name = "PID", conflicts_with = "user")]
+    pub job_of: Option<u32>,
+    /// Show what a job of this user gets
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
 #[derive(Debug, Args)]
 pub struct Schema {
     /// Print the page of all settings in Markdown instead
@@ -518,11 +564,15 @@ pub struct Arbiter {
     #[arg(long, value_name = "DIR")]
     pub runtime_dir: Option<PathBuf>,
     /// End the running arbiter instead; its jobs go on as their --on-arbiter-loss says
-    #[arg(long, conflicts_with_all = ["embedded", "idle_exit", "config"])]
+    #[arg(long, conflicts_with_all = ["embedded", "idle_exit", "config", "config_dir"])]
     pub stop: bool,
-    /// Quota file, for its device and tenant sections [env: SUBLET_CONFIG]
+    /// Quota file beside those of the folder [default: ~/.config/sublet/config.toml of a user that
+    /// is not root] [env: SUBLET_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Folder with config.toml and config.d/*.toml [default: /etc/sublet] [env: SUBLET_CONFIG_DIR]
+    #[arg(long, value_name = "DIR")]
+    pub config_dir: Option<PathBuf>,
     #[command(flatten)]
     pub cluster: crate::cluster_command::node::ClusterFlags,
 }

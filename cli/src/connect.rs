@@ -194,6 +194,12 @@ fn start(dir: &RuntimeDir, executable: &Path, config: Option<&Path>) -> anyhow::
     ] {
         command.env_remove(name);
     }
+    // Its working directory is another one.
+    if let Some(folder) = std::env::var_os("SUBLET_CONFIG_DIR").filter(|folder| !folder.is_empty())
+    {
+        let folder = std::path::absolute(&folder).unwrap_or_else(|_| folder.into());
+        command.env("SUBLET_CONFIG_DIR", folder);
+    }
     if let Some(config) = config {
         let config = std::path::absolute(config).unwrap_or_else(|_| PathBuf::from(config));
         command.arg("--config").arg(config);

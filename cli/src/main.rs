@@ -5,6 +5,7 @@ mod arbiter_command;
 mod args;
 mod cluster_command;
 mod config;
+mod config_command;
 mod connect;
 mod demo;
 mod doctor;
@@ -33,7 +34,7 @@ mod when;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use args::{Command, DeviceCommand, Early, KernelCommand};
+use args::{Command, ConfigCommand, DeviceCommand, Early, KernelCommand};
 use exit::{FAILED, Failure};
 
 fn main() -> ExitCode {
@@ -108,8 +109,20 @@ fn main() -> ExitCode {
         Command::Arbiter(args) => arbiter_command::run(args).map(|()| String::new()),
         Command::Simulate(args) => simulate::simulate(&args),
         Command::Cluster(args) => cluster_command::cluster(&args),
-        Command::Schema(args) if args.markdown => Ok(config::markdown::text()),
-        Command::Schema(_) => Ok(config::schema::text()),
+        Command::Config(args) => match args.command {
+            ConfigCommand::Check(args) => {
+                return match config_command::check(&args) {
+                    Ok((text, code)) => {
+                        show(&text);
+                        ExitCode::from(code)
+                    }
+                    Err(failure) => fail(&failure),
+                };
+            }
+            ConfigCommand::Show(args) => config_command::show(&args),
+            ConfigCommand::Schema(args) if args.markdown => Ok(config::markdown::text()),
+            ConfigCommand::Schema(_) => Ok(config::schema::text()),
+        },
         Command::Completions(args) => Ok(manual::completions(&args)),
         Command::Man(args) => manual::man(&args),
     };

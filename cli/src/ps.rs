@@ -2,8 +2,8 @@
 
 use control::paths::{RuntimeDir, Surroundings};
 use control::{
-    ArbiterStatus, Client, DeviceStatus, EscapedProcess, JobStatus, PressureLevel, Profile,
-    SliceMode, short_bytes,
+    ArbiterStatus, Client, ConfigStatus, DeviceStatus, EscapedProcess, JobStatus, PressureLevel,
+    Profile, SliceMode, short_bytes,
 };
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -95,6 +95,7 @@ fn text_of(status: &ArbiterStatus) -> String {
             text += &escaped_line(job, process);
         }
     }
+    text += &mistakes_of(&status.config);
     if status.jobs.is_empty() {
         text += "no jobs\n";
         return text;
@@ -126,6 +127,9 @@ fn text_of(status: &ArbiterStatus) -> String {
                 job.name
             );
         }
+        for capped in &job.capped {
+            text += &format!("{}: {capped}\n", job.name);
+        }
         if let Some(why) = &job.demoted {
             text += &format!("{} runs after all others: it {why}\n", job.name);
         }
@@ -139,6 +143,14 @@ fn text_of(status: &ArbiterStatus) -> String {
         }
     }
     text
+}
+
+/// What is wrong with the quota files as they are now; empty where nothing is.
+pub fn mistakes_of(config: &ConfigStatus) -> String {
+    let lines = config.errors.iter();
+    lines
+        .map(|error| format!("quota file not in force: {error}\n"))
+        .collect()
 }
 
 /// The line about a process that no limit held for.

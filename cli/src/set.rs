@@ -90,15 +90,23 @@ pub fn reload(args: &Reload) -> Result<String> {
     if args.json {
         return Ok(crate::json::object(serde_json::to_value(reloaded)?));
     }
-    Ok(match &reloaded.file {
-        None => "there is no quota file; defaults are in force\n".into(),
-        Some(file) => format!(
-            "{} is in force: {} device and {} tenant sections\n",
-            file.display(),
-            reloaded.device_rules,
-            reloaded.tenant_rules
-        ),
-    })
+    if reloaded.files.is_empty() {
+        return Ok("there is no quota file; defaults are in force\n".into());
+    }
+    let files = reloaded.files.iter().map(|file| file.display().to_string());
+    let verb = if reloaded.files.len() == 1 {
+        "is"
+    } else {
+        "are"
+    };
+    Ok(format!(
+        "{} {verb} in force: {} device, {} user and {} job sections; running jobs with new terms: {}\n",
+        files.collect::<Vec<_>>().join(", "),
+        reloaded.device_rules,
+        reloaded.user_rules,
+        reloaded.job_rules,
+        reloaded.jobs_changed,
+    ))
 }
 
 /// What the arbiter answers to a change.
@@ -141,7 +149,7 @@ pub fn line_of(job: &JobStatus) -> String {
     let bound = |name: &str, bound: Option<f64>| {
         bound.map_or_else(String::new, |share| format!(", {name} {share}"))
     };
-    format!(
+    let mut text = format!(
         "{}: {}{}, share {}{}{}, memory limit {} ({} in use)\n",
         job.name,
         job.class,
@@ -152,7 +160,11 @@ pub fn line_of(job: &JobStatus) -> String {
         bound("at most", job.share_max),
         job.mem_limit_bytes.map_or("none".into(), exact_bytes),
         exact_bytes(job.mem_used_bytes),
-    )
+    );
+    for capped in &job.capped {
+        text += &format!("{}: {capped}\n", job.name);
+    }
+    text
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr, sockopt};
 
+use crate::config::ConfigReport;
 use crate::device::DeviceSettings;
 use crate::error::{ControlError, ErrorCode};
 use crate::report::{ArbiterStatus, DeviceStatus, Event, JobStatus, Registered, Reloaded};
@@ -182,6 +183,22 @@ impl Client {
         match self.ask(&Request::Reload)? {
             Reply::Reloaded(reloaded) => Ok(reloaded),
             other => Err(self.unexpected("reload", &other)),
+        }
+    }
+
+    /// The quota files in force, and what they give: the job of a process, or a job of a user.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`]: no job has that process, or it is another user's.
+    pub fn config(
+        &mut self,
+        pid: Option<u32>,
+        user: Option<&str>,
+    ) -> Result<ConfigReport, ClientError> {
+        let user = user.map(ToOwned::to_owned);
+        match self.ask(&Request::Config { pid, user })? {
+            Reply::Config(report) => Ok(*report),
+            other => Err(self.unexpected("config", &other)),
         }
     }
 

@@ -18,7 +18,7 @@ const fn kind(word: &'static str, plain: &'static str) -> EventKind {
 }
 
 /// All of them: the arbiter's own, those of jobs, of processes, of memory, of trouble.
-pub const EVENT_KINDS: [EventKind; 40] = [
+pub const EVENT_KINDS: [EventKind; 41] = [
     kind("start", "arbiter started"),
     kind("stop", "arbiter stopped"),
     kind("reload", "quota file read"),
@@ -26,6 +26,7 @@ pub const EVENT_KINDS: [EventKind; 40] = [
     kind("restored", "job taken over"),
     kind("registered", "job registered"),
     kind("changed", "job changed"),
+    kind("not_applied", "quota not applied"),
     kind("dormant", "job dormant"),
     kind("woken", "job awake"),
     kind("renamed", "job renamed"),

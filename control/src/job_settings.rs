@@ -14,18 +14,18 @@ crate::settings! {
     pub struct JobSettings {
         /// Memory limit on each device of the job: 1024-based with a unit ("8GiB", "512M"), or a
         /// part of the device ("50%").
-        mem: Size, unset "no limit but the device", live;
+        mem: Size, unset "no limit but the device", live, capped;
         /// Part of the device's time: a number above 0 and at most 1, or a percentage ("50%").
-        share: Share, unset "the arbiter's choice", live;
+        share: Share, unset "the arbiter's choice", live, capped;
         /// Part of the device's time that the job gets at the least while it wants it, whatever its
         /// class.
-        share_min: Share, unset "none", live;
+        share_min: Share, unset "none", live, capped;
         /// Part of the device's time that the job gets at the most, also where no other job wants
         /// it.
-        share_max: Share, unset "none", live;
+        share_max: Share, unset "none", live, capped;
         /// guaranteed: gets its share whenever it wants it; opportunistic: runs in what guaranteed
         /// jobs leave.
-        class: Word<Class>, unset "`guaranteed`", live;
+        class: Word<Class>, unset "`guaranteed`", live, capped;
         /// The device or devices of the job, by index or UUID; several with commas between.
         device: Devices, unset "the arbiter's choice";
         /// true: the job gets all of its devices at once or none, so that no rank of a collective
@@ -51,7 +51,7 @@ crate::settings! {
         overflow: Word<Overflow>, unset "`fail`", live;
         /// Host memory that the job may take for what is not on its devices, or a part of the
         /// host's ("10%"); needs `evictable`.
-        host_memory: Size, unset "no limit of its own", live;
+        host_memory: Size, unset "no limit of its own", live, capped;
         /// Submissions that make one iteration of the job.
         iteration_launches: Count<1, { u64::MAX }>, unset "found out from the launches";
     }

@@ -11,13 +11,16 @@
 //! is answered with [`ErrorCode::Unsupported`].
 
 mod client;
+mod config;
 mod device;
 mod error;
 mod events;
 mod job_settings;
 pub mod kinds;
+mod layers;
 mod name;
 pub mod paths;
+pub mod place;
 mod profile;
 mod report;
 mod request;
@@ -31,17 +34,19 @@ mod values;
 pub mod wire;
 
 pub use client::{Client, ClientError};
+pub use config::{ConfigReport, ConfigStatus, ConfigValue, ConfigWatch};
 pub use device::DeviceSettings;
 pub use error::{ControlError, ErrorCode};
 pub use events::{EVENT_KINDS, EventKind};
 pub use job_settings::{Contradiction, JobSettings};
+pub use layers::{Bounds, Capped, InForce, Layer, in_force, text_of};
 pub use name::{BadName, NAME_MAX_BYTES, check_name, name_from_command};
 pub use profile::{IterationSource, Profile, SoloSource};
 pub use report::{
     ArbiterStatus, DeviceBytes, DeviceStatus, EscapedProcess, Event, JobDevice, JobState,
     JobStatus, ProcessStatus, Registered, Reloaded, UnmanagedProcess,
 };
-pub use request::{Change, JobSpec, Reply, Request};
+pub use request::{Change, JobSpec, OwnFile, Reply, Request};
 pub use residency::{
     JobMoved, MoveOutcome, Moved, Moves, Pressure, PressureLevel, Residence, ResidenceState,
 };
@@ -58,7 +63,7 @@ pub use values::{
 /// Raised when an old peer would misunderstand a new one.
 pub const PROTOCOL_MAJOR: u32 = 2;
 /// Raised when something was added that an old peer may ignore.
-pub const PROTOCOL_MINOR: u32 = 2;
+pub const PROTOCOL_MINOR: u32 = 3;
 
 #[cfg(test)]
 testbed::starts_clean!();

@@ -7,6 +7,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::ConfigStatus;
+use crate::job_settings::JobSettings;
+use crate::layers::Capped;
 use crate::profile::Profile;
 use crate::residency::{Pressure, Residence};
 use crate::resize::ResizeStatus;
@@ -26,6 +29,11 @@ pub struct Registered {
     pub mem_limit_bytes: Vec<DeviceBytes>,
     /// The share given; 0 where none was promised.
     pub share: f64,
+    /// What is in force, rules of the arbiter's quota files included; `None`: from an arbiter that
+    /// does not say.
+    pub settings: Option<JobSettings>,
+    /// What it asked for and does not get.
+    pub capped: Vec<Capped>,
 }
 
 /// An amount on one device.
@@ -122,6 +130,8 @@ pub struct JobStatus {
     pub dormant_processes: Option<u32>,
     /// What it was asked for, and has not been stopped for yet.
     pub resize: Option<ResizeStatus>,
+    /// Settings that it, or its owner, asked for and that quota files cap.
+    pub capped: Vec<Capped>,
 }
 
 /// A job's part in one device.
@@ -325,6 +335,8 @@ pub struct ArbiterStatus {
     pub loop_lag_ns: u64,
     /// Lines of the journal that could not be written.
     pub journal_lost: u64,
+    /// The quota files in force.
+    pub config: ConfigStatus,
     pub devices: Vec<DeviceStatus>,
     pub jobs: Vec<JobStatus>,
 }
@@ -333,11 +345,14 @@ pub struct ArbiterStatus {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Reloaded {
-    /// The file; `None`: there is none, and defaults are in force.
-    pub file: Option<PathBuf>,
-    /// Its sections about devices and about users.
+    /// The files; none: there are none, and defaults are in force.
+    pub files: Vec<PathBuf>,
+    /// Their sections about devices, about users and about jobs.
     pub device_rules: u32,
-    pub tenant_rules: u32,
+    pub user_rules: u32,
+    pub job_rules: u32,
+    /// Running jobs that have other settings now.
+    pub jobs_changed: u32,
 }
 
 /// One line of the journal.

@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::ConfigReport;
 use crate::device::DeviceSettings;
 use crate::job_settings::JobSettings;
+use crate::layers::Layer;
 use crate::report::{ArbiterStatus, DeviceStatus, Event, JobStatus, Registered, Reloaded};
 use crate::residency::{Moved, Moves};
 use crate::resize::Resize;
@@ -37,6 +39,14 @@ pub enum Request {
     /// Reads the quota file again; if it is wrong, the arbiter goes on as before. ->
     /// [`Reply::Reloaded`]
     Reload,
+    /// The quota files in force, and what they give the job of a process, or a job of a user that
+    /// asks for nothing; `None`: of the user who asks. -> [`Reply::Config`]
+    Config {
+        #[serde(default)]
+        pid: Option<u32>,
+        #[serde(default)]
+        user: Option<String>,
+    },
     /// Ends the arbiter; jobs go on as their [`FailMode`](crate::FailMode) says. ->
     /// [`Reply::ShuttingDown`]
     Shutdown,
@@ -80,6 +90,7 @@ pub enum Reply {
     Devices(Vec<DeviceStatus>),
     Reloaded(Reloaded),
     Moved(Moved),
+    Config(Box<ConfigReport>),
     ShuttingDown,
     Events(Vec<Event>),
     Timeline(Timeline),
@@ -94,6 +105,10 @@ pub struct JobSpec {
     pub name: String,
     #[serde(flatten)]
     pub settings: JobSettings,
+    /// The quota file of its owner; `None`: there is none.
+    pub own_file: Option<Box<OwnFile>>,
+    /// The Slurm account that its environment names. Good for less, never for more.
+    pub slurm_account: String,
     /// It gets no device time until it is resumed.
     pub paused: bool,
     /// The process that becomes the job by `exec`. The server holds it against `SO_PEERCRED`.
@@ -107,6 +122,18 @@ pub struct JobSpec {
     pub evicted: bool,
     /// It is ended where a process of it uses a device outside its limits.
     pub strict: bool,
+}
+
+/// A quota file that some of a job's settings come from. An arbiter that has read that very file
+/// goes by what it says there, also when it changes.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OwnFile {
+    pub path: PathBuf,
+    /// The job's settings without those of the file.
+    pub given: JobSettings,
+    /// What the file says that the job gets at the most.
+    pub caps: Vec<Layer>,
 }
 
 /// What may be changed on a running job; `None` leaves it as it is.
@@ -160,6 +187,10 @@ mod tests {
         round_trip(&Request::List);
         round_trip(&Request::Shutdown);
         round_trip(&Request::Reload);
+        round_trip(&Request::Config {
+            pid: Some(7),
+            user: Some("alice".into()),
+        });
         round_trip(&Request::SetDevice {
             device: Some(DeviceSelector::Index(0)),
             settings: DeviceSettings {
@@ -210,6 +241,18 @@ mod tests {
                 iteration_launches: Some(15),
                 ..JobSettings::default()
             },
+            own_file: Some(Box::new(OwnFile {
+                path: "/home/a/sublet.toml".into(),
+                given: JobSettings {
+                    share: Some(0.25),
+                    ..JobSettings::default()
+                },
+                caps: vec![Layer {
+                    from: "/home/a/sublet.toml:3:1".into(),
+                    settings: JobSettings::default(),
+                }],
+            })),
+            slurm_account: "physics".into(),
             paused: true,
             pid: 42,
             command: vec!["python".into(), "train.py".into()],

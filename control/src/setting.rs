@@ -79,6 +79,8 @@ pub struct About {
     pub unset: &'static str,
     /// It may be changed while the job, or the arbiter, runs.
     pub live: bool,
+    /// An administrator may say how much of it a job gets at the most.
+    pub capped: bool,
     pub kind: KindInfo,
 }
 
@@ -88,7 +90,7 @@ impl About {
         key: &'static str,
         lines: &'static [&'static str],
         unset: &'static str,
-        live: bool,
+        (live, capped): (bool, bool),
         kind: KindInfo,
     ) -> Self {
         Self {
@@ -96,6 +98,7 @@ impl About {
             lines,
             unset,
             live,
+            capped,
             kind,
         }
     }
@@ -125,6 +128,8 @@ pub struct Setting<S> {
     pub parse: fn(&str) -> Result<S, String>,
     /// Whether it is set.
     pub is_set: fn(&S) -> bool,
+    /// The struct with only this setting, if it is set.
+    pub only: fn(&S) -> S,
 }
 
 /// A struct that [`settings!`](crate::settings) has made.
@@ -139,6 +144,15 @@ pub trait Settings: Clone + Default + PartialEq + Send + Sync + 'static {
         *self == Self::default()
     }
 
+    /// Those of these settings that `wanted` is for.
+    #[must_use]
+    fn only(&self, wanted: impl Fn(&About) -> bool) -> Self {
+        let wanted = Self::TABLE.iter().filter(|setting| wanted(&setting.about));
+        wanted.fold(Self::default(), |taken, setting| {
+            taken.or(&(setting.only)(self))
+        })
+    }
+
     /// What is set and cannot be changed at run time: the first of them.
     fn fixed(&self) -> Option<About> {
         let mut set = Self::TABLE
@@ -149,8 +163,8 @@ pub trait Settings: Clone + Default + PartialEq + Send + Sync + 'static {
 }
 
 /// Declares a struct of settings with its [`Settings::TABLE`]. A row is its documentation for
-/// users, its key, its [`Kind`](crate::setting::Kind), what holds where it is not set, and `live`
-/// where it may be changed at run time.
+/// users, its key, its [`Kind`](crate::setting::Kind), what holds where it is not set, `live` where
+/// it may be changed at run time, and `capped` where an administrator may say how much a job gets.
 #[macro_export]
 macro_rules! settings {
     (
@@ -158,7 +172,7 @@ macro_rules! settings {
         pub struct $name:ident {
             $(
                 $(#[doc = $line:literal])+
-                $key:ident: $kind:ty, unset $unset:literal $(, $live:ident)?;
+                $key:ident: $kind:ty, unset $unset:literal $(, $mark:ident)*;
             )+
         }
     ) => {
@@ -178,7 +192,10 @@ macro_rules! settings {
                         stringify!($key),
                         &[$($line),+],
                         $unset,
-                        $crate::settings!(@live $($live)?),
+                        (
+                            $crate::settings!(@live $($mark)*),
+                            $crate::settings!(@capped $($mark)*),
+                        ),
                         $crate::setting::KindInfo::of::<$kind>(),
                     ),
                     parse: |text| {
@@ -190,6 +207,11 @@ macro_rules! settings {
                         Ok(Self { $key: Some(value), ..Self::default() })
                     },
                     is_set: |settings| settings.$key.is_some(),
+                    #[allow(
+                        clippy::needless_update,
+                        reason = "a struct may have one setting only"
+                    )]
+                    only: |settings| Self { $key: settings.$key.clone(), ..Self::default() },
                 }
             ),+];
 
@@ -199,7 +221,11 @@ macro_rules! settings {
         }
     };
     (@live) => { false };
-    (@live live) => { true };
+    (@live live $($rest:ident)*) => { true };
+    (@live $other:ident $($rest:ident)*) => { $crate::settings!(@live $($rest)*) };
+    (@capped) => { false };
+    (@capped capped $($rest:ident)*) => { true };
+    (@capped $other:ident $($rest:ident)*) => { $crate::settings!(@capped $($rest)*) };
 }
 
 #[cfg(test)]
@@ -212,7 +238,7 @@ mod tests {
         pub struct Two {
             /// How much
             /// of it.
-            how_much: Share, unset "all of it", live;
+            how_much: Share, unset "all of it", live, capped;
             /// Whether.
             whether: Flag, unset "`false`";
         }
@@ -230,6 +256,7 @@ mod tests {
         );
         assert_eq!(about.doc(), "How much of it.");
         assert!(about.live && !whether.about.live);
+        assert!(about.capped && !whether.about.capped);
         let parsed = (how_much.parse)("50%").expect("a share");
         assert!((how_much.is_set)(&parsed) && !(whether.is_set)(&parsed));
         assert!((whether.parse)("maybe").is_err_and(|error| error.contains("`maybe`")));
@@ -252,6 +279,8 @@ mod tests {
                 whether: Some(true),
             }
         );
+        let live = weak.only(|about| about.live);
+        assert_eq!((live.how_much, live.whether), (Some(0.5), None));
         assert!(Two::default().is_empty() && !strong.is_empty());
         assert!(strong.fixed().is_none());
         assert_eq!(weak.fixed().map(|about| about.key), Some("whether"));

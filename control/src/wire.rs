@@ -101,7 +101,7 @@ pub fn decode_request(line: &[u8]) -> Result<Request, ControlError> {
     })
 }
 
-const KINDS: [&str; 11] = [
+const KINDS: [&str; 12] = [
     "status",
     "register",
     "list",
@@ -109,6 +109,7 @@ const KINDS: [&str; 11] = [
     "set_device",
     "move",
     "reload",
+    "config",
     "shutdown",
     "events",
     "timeline",
@@ -242,6 +243,10 @@ mod tests {
             },
             Request::Move(crate::Moves::default()),
             Request::Reload,
+            Request::Config {
+                pid: None,
+                user: None,
+            },
             Request::Shutdown,
             Request::Events {
                 since_seq: 0,

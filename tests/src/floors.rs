@@ -102,7 +102,7 @@ pub const CRATES: [Crate; 16] = [
             (
                 "names, sizes, spans",
                 &[
-                    "lib", "error", "events", "name", "paths", "profile", "size", "span",
+                    "lib", "error", "events", "name", "paths", "place", "profile", "size", "span",
                     "timeline",
                 ],
             ),
@@ -112,9 +112,10 @@ pub const CRATES: [Crate; 16] = [
                 &["kinds", "residency", "resize"],
             ),
             (
-                "settings; what is answered",
-                &["device", "job_settings", "report"],
+                "settings; what several of them come to",
+                &["device", "job_settings", "layers"],
             ),
+            ("what is answered", &["config", "report"]),
             ("what is asked", &["request"]),
             ("the wire", &["wire"]),
             ("the client", &["client"]),
@@ -154,6 +155,7 @@ pub const CRATES: [Crate; 16] = [
                     "spare",
                     "timeline",
                     "usage",
+                    "watch",
                     "writer",
                 ],
             ),
@@ -215,6 +217,7 @@ pub const CRATES: [Crate; 16] = [
                     "residency_moves",
                     "residency_survey",
                     "resize",
+                    "rules",
                     "status",
                     "timelines",
                     "violations",
@@ -311,6 +314,7 @@ pub const CRATES: [Crate; 16] = [
                 "the other commands",
                 &[
                     "arbiter_command",
+                    "config_command",
                     "demo",
                     "doctor",
                     "events",

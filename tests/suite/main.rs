@@ -3,6 +3,7 @@
 mod bounds;
 mod cluster;
 mod collective;
+mod config;
 mod demo;
 mod descriptors;
 mod documents;

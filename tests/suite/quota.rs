@@ -18,7 +18,7 @@ fn job(sandbox: &Sandbox, name: &str, mem: &str) -> ProgramRun {
     run
 }
 
-fn memory() -> std::path::PathBuf {
+pub fn memory() -> std::path::PathBuf {
     programs::program("memory")
 }
 
@@ -53,7 +53,7 @@ fn used(sandbox: &Sandbox, name: &str) -> u64 {
 
 /// Allocates and returns the number of the allocation.
 #[track_caller]
-fn take(run: &mut ProgramRun, kind: &str, bytes: u64) -> String {
+pub fn take(run: &mut ProgramRun, kind: &str, bytes: u64) -> String {
     let answer = run.ask(&format!("alloc {kind} {bytes}"));
     let (status, id) = answer.split_once(' ').expect("status and number");
     assert_eq!(status, "0", "{kind} of {bytes} bytes");
@@ -61,7 +61,7 @@ fn take(run: &mut ProgramRun, kind: &str, bytes: u64) -> String {
 }
 
 #[track_caller]
-fn refused(run: &mut ProgramRun, kind: &str, bytes: u64) {
+pub fn refused(run: &mut ProgramRun, kind: &str, bytes: u64) {
     let answer = run.ask(&format!("alloc {kind} {bytes}"));
     assert_eq!(answer, OUT_OF_MEMORY, "{kind} of {bytes} bytes");
 }

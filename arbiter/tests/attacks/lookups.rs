@@ -15,7 +15,7 @@ fn with_names(rules: usize) -> (Sender<()>, Daemon, tempfile::TempDir) {
     let (proceed, may) = held();
     let (place, dir) = directory();
     let daemon = Daemon::start_as(dir, move |options: &mut Options| {
-        options.tenant_rules = rules;
+        options.sections.by_name = rules;
         options.user_name = Box::new(move |_| {
             let _ = may.recv_timeout(PATIENCE);
             Ok(Some("somebody".into()))
@@ -72,14 +72,7 @@ fn a_quota_file_on_a_disk_that_stands_still_holds_up_its_reader_alone() {
     let daemon = Daemon::start_as(dir, move |options: &mut Options| {
         options.reload = Some(Box::new(move || {
             let _ = may.recv_timeout(PATIENCE);
-            Ok(Rules {
-                job_processes: arbiter::JOB_PROCESSES,
-                residency: arbiter::ResidencyRule::default(),
-                file: None,
-                devices: Vec::new(),
-                ceilings: Box::new(|_, _| arbiter::Ceiling::default()),
-                tenant_rules: 0,
-            })
+            Ok(Rules::default())
         }));
     });
     let mut operator = daemon.operator();

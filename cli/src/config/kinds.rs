@@ -8,25 +8,76 @@ use serde_json::{Value as Json, json};
 
 use super::pattern::Pattern;
 
-/// Text with `*` and `?`.
+/// Texts with `*` and `?`; one, or several with commas between.
 #[derive(Debug)]
-pub struct Pat;
+pub struct Pats;
 
-impl Kind for Pat {
-    type Value = Pattern;
+impl Kind for Pats {
+    type Value = Vec<Pattern>;
     const PLACEHOLDER: &'static str = "PATTERN";
-    const FORMS: &'static [Form] = &[Form::Text];
+    const FORMS: &'static [Form] = &[Form::Text, Form::List];
     const EXAMPLE: &'static str = "\"a*\"";
 
-    fn parse(text: &str) -> Result<Pattern, String> {
-        if text.is_empty() {
-            return Err("`\"\"` matches nothing: write a name, or \"*\" for all".into());
-        }
-        Ok(Pattern::new(text))
+    fn parse(text: &str) -> Result<Vec<Pattern>, String> {
+        let pattern = |text: &str| {
+            if text.trim().is_empty() {
+                return Err("`\"\"` matches nothing: write a name, or \"*\" for all".into());
+            }
+            Ok(Pattern::new(text.trim()))
+        };
+        text.split(',').map(pattern).collect()
     }
 
     fn schema() -> Json {
-        json!({ "type": "string", "minLength": 1, "examples": ["train*"] })
+        let one = json!({ "type": "string", "minLength": 1 });
+        json!({
+            "anyOf": [one, { "type": "array", "items": one, "minItems": 1 }],
+            "examples": ["train*", ["alice", "bob"]],
+        })
+    }
+}
+
+/// Names or numbers of groups of this host; one, or several with commas between.
+#[derive(Debug)]
+pub struct Groups;
+
+impl Kind for Groups {
+    type Value = Vec<u32>;
+    const PLACEHOLDER: &'static str = "GROUP";
+    const FORMS: &'static [Form] = &[Form::Text, Form::Number, Form::List];
+    const EXAMPLE: &'static str = "\"root\"";
+
+    fn parse(text: &str) -> Result<Vec<u32>, String> {
+        let group = |text: &str| {
+            let text = text.trim();
+            if let Ok(number) = text.parse() {
+                return Ok(number);
+            }
+            if text.is_empty() || text.contains('\0') {
+                return Err(format!(
+                    "`{}` is no group: write its name or its number",
+                    text.escape_debug()
+                ));
+            }
+            match nix::unistd::Group::from_name(text) {
+                Ok(Some(group)) => Ok(group.gid.as_raw()),
+                Ok(None) => Err(format!(
+                    "this host has no group `{text}`: write one of `getent group`, or a number"
+                )),
+                Err(error) => Err(format!(
+                    "whether there is a group `{text}` cannot be asked ({error}): write its number"
+                )),
+            }
+        };
+        text.split(',').map(group).collect()
+    }
+
+    fn schema() -> Json {
+        let one = json!({ "type": ["string", "integer"], "minLength": 1, "minimum": 0 });
+        json!({
+            "anyOf": [one, { "type": "array", "items": one, "minItems": 1 }],
+            "examples": ["users", [100, "video"]],
+        })
     }
 }
 

@@ -8,9 +8,9 @@ use super::sections::{SECTIONS, keys};
 const HEAD: &str = "\
 # Settings
 
-Every setting of the quota file, with its flag and its environment variable. `sublet schema
---markdown` makes this page. [cli.md](cli.md#the-quota-file) says where the file lies and how
-sections match.
+Every setting of the quota files, with its flag and its environment variable. `sublet config schema
+--markdown` makes this page. [config.md](config.md) says where the files lie, how sections match and
+who beats whom.
 
 A flag beats the environment variable, which beats the quota file. An empty variable counts as
 unset. Settings that are *live* can be changed while the job runs, with `sublet set`, or while
@@ -22,7 +22,7 @@ may stand bare.
 
 pub fn text() -> String {
     let mut text = HEAD.to_owned();
-    text += "## Jobs\n\nIn `[defaults]` and `[[job]]`, and as flags of `sublet run`.\n\n";
+    text += "## Jobs\n\nIn `[defaults]` and in `set` of a `[[rule]]`, and as flags of `sublet run`.\n\n";
     for about in keys::<JobSettings>() {
         let names = format!(
             "`{}`, `--{}`, `{}`",
@@ -43,14 +43,31 @@ pub fn text() -> String {
         );
         for about in (section.keys)() {
             let has = |setting: &str| setting == about.key;
-            if section.name == "job" && JobSettings::TABLE.iter().any(|s| has(s.about.key)) {
-                continue;
-            }
             let mut names = format!("`{}`", about.key);
             if about.live && DeviceSettings::TABLE.iter().any(|s| has(s.about.key)) {
                 names += &format!(", `--{}` of `sublet device set`", about.flag());
             }
             text += &item(&names, &about);
+        }
+        for part in section.parts {
+            text += &format!("### `{}`\n\n{}\n\n", part.name, wrapped(part.doc, ""));
+            let keys = (part.keys)();
+            if keys.iter().any(|about| about.key == "mem") {
+                let names: Vec<String> = keys
+                    .iter()
+                    .map(|about| format!("`{}`", about.key))
+                    .collect();
+                let names = format!("Of [jobs](#jobs): {}.", names.join(", "));
+                text += &format!("{}\n\n", wrapped(&names, ""));
+                continue;
+            }
+            for about in keys {
+                text += &item(&format!("`{}`", about.key), &about);
+            }
+            text.push('\n');
+        }
+        while text.ends_with("\n\n") {
+            text.pop();
         }
     }
     text
@@ -89,6 +106,45 @@ fn wrapped(text: &str, indent: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sections::{SECTIONS, caps};
+
+    #[test]
+    fn the_page_of_quota_files_has_every_section_and_every_key_to_match_and_to_cap() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/config.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        for section in &SECTIONS {
+            assert!(
+                page.contains(&format!("`{}`", section.heading())),
+                "{}",
+                section.name
+            );
+            for part in section.parts {
+                assert!(page.contains(&format!("`{}`", part.name)), "{}", part.name);
+                if part.name == "match" {
+                    for about in (part.keys)() {
+                        assert!(
+                            page.contains(&format!("| `{}` | ", about.key)),
+                            "{}",
+                            about.key
+                        );
+                    }
+                }
+            }
+            if section.name == "user" {
+                for about in (section.keys)().iter().skip(1) {
+                    assert!(page.contains(&format!("`{}`", about.key)), "{}", about.key);
+                }
+            }
+        }
+        for about in caps() {
+            assert!(
+                page.contains(&format!("| `{}` | ", about.key)),
+                "{}",
+                about.key
+            );
+        }
+    }
+
     #[test]
     fn the_committed_page_is_the_one_printed() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/settings.md");
@@ -96,7 +152,7 @@ mod tests {
         assert_eq!(
             committed,
             super::text(),
-            "run `sublet schema --markdown > docs/reference/settings.md`"
+            "run `sublet config schema --markdown > docs/reference/settings.md`"
         );
     }
 

@@ -1,10 +1,10 @@
-//! The quota file: TOML text to domain types, and which section a job gets.
+//! The quota files: TOML text to domain types, which files there are, and which rules a job gets.
 //!
 //! It knows nothing of flags or the environment (`settings` merges those), nor of who enforces
-//! what: job sections and defaults are used by `sublet run`, device and tenant sections by the
-//! arbiter.
+//! what: `sublet run` reads its user's own file, the arbiter reads those of the host.
 
 mod error;
+mod files;
 mod kinds;
 pub mod markdown;
 mod parse;
@@ -12,37 +12,43 @@ mod pattern;
 pub mod schema;
 pub mod sections;
 
-use std::ffi::OsString;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
-use control::{DeviceSelector, DeviceSettings, JobSettings, Settings};
+use control::place::Identity;
+use control::{DeviceSelector, DeviceSettings, JobSettings, Layer, Settings};
 
-pub use error::{ConfigError, Source};
+pub use error::{ConfigError, ConfigErrors, Source};
+pub use files::{Places, Sources};
 pub use parse::scalar;
 pub use pattern::Pattern;
-pub use sections::{ClusterRule, JobMatch, Limits, ResidencyRule, TenantCeilings};
+pub use sections::{ClusterRule, JobMatch, Limits, ResidencyRule, UserCeilings};
 
-/// A quota file, checked.
+/// One quota file or several, checked.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Config {
-    /// Where it was read from; `None` for no file at all.
-    pub path: Option<PathBuf>,
-    pub defaults: JobSettings,
+    /// Where it was read from; empty for no file at all.
+    pub paths: Vec<PathBuf>,
+    /// Of what was read: differs where a text does.
+    pub fingerprint: u64,
+    pub defaults: Vec<JobRule>,
     pub devices: Vec<DeviceRule>,
     pub residency: ResidencyRule,
     pub limits: Limits,
     pub cluster: ClusterRule,
-    pub tenants: Vec<TenantRule>,
-    pub jobs: Vec<JobRule>,
+    pub users: Vec<UserRule>,
+    pub rules: Vec<JobRule>,
 }
 
-/// `[[job]]`: settings for the jobs that match all its patterns.
+/// `[[rule]]`, and `[defaults]`, which are for every job.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct JobRule {
     pub matches: JobMatch,
-    pub settings: JobSettings,
+    /// What a job gets that says nothing else.
+    pub set: JobSettings,
+    /// What a job gets at the most.
+    pub cap: JobSettings,
+    /// `file:line:column`
+    pub from: String,
 }
 
 /// `[[device]]`: how the arbiter runs a device.
@@ -53,76 +59,130 @@ pub struct DeviceRule {
     pub settings: DeviceSettings,
 }
 
-/// `[[tenant]]`: what one user's jobs may have together.
+/// `[[user]]`: what one user's jobs may have together.
 #[derive(Debug, Clone, PartialEq)]
-pub struct TenantRule {
-    pub user: Pattern,
-    pub ceilings: TenantCeilings,
+pub struct UserRule {
+    pub user: Vec<Pattern>,
+    pub ceilings: UserCeilings,
+    /// `file:line:column`
+    pub from: String,
 }
 
-/// What job sections are matched against.
+/// What rules are matched against.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'a> {
     pub name: &'a str,
     /// As typed, words joined by one space.
     pub command_line: &'a str,
+    /// The number of a user without a login name.
     pub user: &'a str,
+    pub identity: &'a Identity,
+}
+
+/// How far a rule is for a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Match {
+    No,
+    /// By what the job says of itself: it gets less by that, and never more.
+    Claimed,
+    Yes,
 }
 
 impl Config {
-    /// The settings of the first job section that matches, filled up from `[defaults]`.
-    pub fn settings_for(&self, subject: Subject<'_>) -> JobSettings {
-        let rule = self.jobs.iter().find(|rule| rule.matches(subject));
-        rule.map(|rule| rule.settings.clone())
-            .unwrap_or_default()
-            .or(&self.defaults)
+    /// What the rules that match a job set, the strongest first, and their caps.
+    pub fn layers_for(&self, subject: Subject<'_>) -> (Vec<Layer>, Vec<Layer>) {
+        let (mut set, mut caps) = (Vec::new(), Vec::new());
+        for rule in self.defaults.iter().chain(&self.rules) {
+            let matched = rule.matches(subject);
+            let layer = |settings: &JobSettings| Layer {
+                from: rule.from.clone(),
+                settings: settings.clone(),
+            };
+            if matched == Match::Yes && !rule.set.is_empty() {
+                set.insert(0, layer(&rule.set));
+            }
+            if matched != Match::No && !rule.cap.is_empty() {
+                caps.push(layer(&rule.cap));
+            }
+        }
+        (set, caps)
+    }
+
+    /// The section for a user.
+    pub fn user(&self, user: &str) -> Option<&UserRule> {
+        self.users.iter().find(|rule| any(&rule.user, user))
+    }
+
+    /// Sections that go by login names.
+    pub fn by_name(&self) -> usize {
+        let rules = self.rules.iter().filter(|rule| rule.matches.user.is_some());
+        self.users.len() + rules.count()
+    }
+
+    /// The files of one folder, this one and a later one: the later one has the last word.
+    fn then(self, later: Self) -> Self {
+        Self {
+            paths: [self.paths, later.paths].concat(),
+            fingerprint: later.fingerprint,
+            defaults: [self.defaults, later.defaults].concat(),
+            // Of these the first that matches counts.
+            devices: [later.devices, self.devices].concat(),
+            users: [later.users, self.users].concat(),
+            residency: later.residency.or(&self.residency),
+            limits: later.limits.or(&self.limits),
+            cluster: later.cluster.or(&self.cluster),
+            rules: [self.rules, later.rules].concat(),
+        }
+    }
+
+    /// The host's files, and one of a user of it: what that says of jobs comes last, and of
+    /// anything else only where the host says nothing.
+    fn and_own(self, own: Self) -> Self {
+        Self {
+            paths: [self.paths, own.paths].concat(),
+            fingerprint: own.fingerprint,
+            defaults: self.defaults,
+            devices: [self.devices, own.devices].concat(),
+            users: [self.users, own.users].concat(),
+            residency: self.residency.or(&own.residency),
+            limits: self.limits.or(&own.limits),
+            cluster: self.cluster.or(&own.cluster),
+            rules: [self.rules, own.defaults, own.rules].concat(),
+        }
     }
 
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// [`ConfigError`]: unreadable, no TOML, or with a key or value that makes no sense.
-    pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = fs::read_to_string(path).map_err(|error| ConfigError::Unreadable {
-            path: path.to_owned(),
-            error,
-        })?;
-        let config = parse::parse(&text, &path.display().to_string())?;
-        Ok(Self {
-            path: Some(path.to_owned()),
-            ..config
-        })
+    /// [`ConfigErrors`]: unreadable, no TOML, or with a key or value that makes no sense.
+    pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
+        files::load(path, None)
     }
 
     /// The file named by `--config` or `$SUBLET_CONFIG`, which must exist; else the first that
-    /// exists of `./sublet.toml`, `$XDG_CONFIG_HOME/sublet/sublet.toml` and
-    /// `/etc/sublet/sublet.toml`; else the empty one.
+    /// exists of `./sublet.toml` and `$XDG_CONFIG_HOME/sublet/config.toml`; else the empty one.
     ///
     /// # Errors
     /// As [`load`](Self::load).
-    pub fn find(flag: Option<&Path>, places: &Places) -> Result<Self, ConfigError> {
+    pub fn find(flag: Option<&Path>, places: &Places) -> Result<Self, ConfigErrors> {
         let named = flag.or(places.variable.as_deref());
         if let Some(path) = named {
             return Self::load(path);
         }
-        for path in &places.searched {
-            match Self::load(path) {
-                Err(ConfigError::Unreadable { error, .. })
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-                    ) => {}
-                found => return found,
-            }
-        }
-        Ok(Self::default())
+        files::first_of(&places.searched, None)
     }
 }
 
+fn any(patterns: &[Pattern], text: &str) -> bool {
+    patterns.iter().any(|pattern| pattern.matches(text))
+}
+
 impl JobRule {
-    fn matches(&self, subject: Subject<'_>) -> bool {
-        let fits = |pattern: &Option<Pattern>, text: &str| {
-            pattern.as_ref().is_none_or(|pattern| pattern.matches(text))
+    fn matches(&self, subject: Subject<'_>) -> Match {
+        let fits = |patterns: &Option<Vec<Pattern>>, texts: &[&str]| {
+            patterns
+                .as_ref()
+                .is_none_or(|patterns| texts.iter().any(|text| any(patterns, text)))
         };
         // The line and the program in it, with and without the program's directory.
         let line = subject.command_line;
@@ -134,50 +194,52 @@ impl JobRule {
             &line[..program_bytes],
             &line[base_at..program_bytes],
         ];
-        fits(&self.matches.name, subject.name)
-            && fits(&self.matches.user, subject.user)
-            && forms
-                .into_iter()
-                .any(|form| fits(&self.matches.command, form))
-    }
-}
-
-/// Where files are looked for.
-#[derive(Debug, Clone, Default)]
-pub struct Places {
-    /// `$SUBLET_CONFIG`
-    pub variable: Option<PathBuf>,
-    pub searched: Vec<PathBuf>,
-}
-
-impl Places {
-    /// For `sublet run`, which also looks into the working directory.
-    pub fn of_a_user() -> Self {
-        let mut places = Self::of_the_host();
-        places.searched.insert(0, "sublet.toml".into());
-        places
-    }
-
-    /// For the arbiter, which serves more than one directory.
-    pub fn of_the_host() -> Self {
-        let var = |name: &str| std::env::var_os(name).filter(|value: &OsString| !value.is_empty());
-        let home = var("XDG_CONFIG_HOME")
-            .map(PathBuf::from)
-            .filter(|dir| dir.is_absolute())
-            .or_else(|| Some(PathBuf::from(var("HOME")?).join(".config")));
-        Self {
-            variable: var("SUBLET_CONFIG").map(PathBuf::from),
-            searched: home
-                .into_iter()
-                .map(|dir| dir.join("sublet/sublet.toml"))
-                .chain(["/etc/sublet/sublet.toml".into()])
-                .collect(),
+        let Identity {
+            gids,
+            cgroups,
+            place,
+            slurm_account,
+            claimed_account,
+        } = subject.identity;
+        let cgroups: Vec<&str> = cgroups.iter().map(String::as_str).collect();
+        // "*" is for a container that there is.
+        let container: &[&str] = match place.container.as_str() {
+            "" => &[],
+            container => &[container],
+        };
+        let wanted = &self.matches;
+        let fits_all = fits(&wanted.name, &[subject.name])
+            && fits(&wanted.user, &[subject.user])
+            && fits(&wanted.command, &forms)
+            && fits(&wanted.cgroup, &cgroups)
+            && fits(&wanted.container, container)
+            && wanted
+                .group
+                .as_ref()
+                .is_none_or(|groups| groups.iter().any(|gid| gids.contains(gid)));
+        if !fits_all {
+            return Match::No;
         }
+        if wanted.slurm_account.is_none() {
+            return Match::Yes;
+        }
+        for (account, matched) in [
+            (slurm_account, Match::Yes),
+            (claimed_account, Match::Claimed),
+        ] {
+            if !account.is_empty() {
+                let fits = fits(&wanted.slurm_account, &[account]);
+                return if fits { matched } else { Match::No };
+            }
+        }
+        Match::No
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use control::MemLimit;
 
     use super::*;
@@ -186,45 +248,97 @@ mod tests {
         parse::parse(text, "sublet.toml").unwrap()
     }
 
-    fn share(config: &Config, name: &str, command_line: &str, user: &str) -> Option<f64> {
-        let subject = Subject {
+    /// What a job of this user gets that asks for nothing.
+    fn given(config: &Config, subject: Subject<'_>) -> JobSettings {
+        let (set, caps) = config.layers_for(subject);
+        control::in_force(&JobSettings::default(), &set, &caps, &[], 0).settings
+    }
+
+    fn subject<'a>(name: &'a str, user: &'a str, identity: &'a Identity) -> Subject<'a> {
+        Subject {
             name,
-            command_line,
+            command_line: "x",
             user,
-        };
-        config.settings_for(subject).share
+            identity,
+        }
     }
 
     #[test]
-    fn the_first_job_section_that_matches_wins_whole() {
+    fn every_rule_that_matches_counts_and_a_later_one_beats_an_earlier_one() {
         let config = config(
             r#"
             [defaults]
             mem = "1GiB"
             share = 0.1
-            [[job]]
-            name = "train*"
-            user = "alice"
-            share = 0.2
-            [[job]]
-            name = "train-big"
-            share = 0.3
-            mem = "2GiB"
+            [[rule]]
+            match = { name = "train*", user = ["alice", "a?"] }
+            set.share = 0.2
+            [[rule]]
+            match.name = "train-big"
+            set = { share = 0.3, mem = "2GiB" }
+            [[rule]]
+            match.user = "visitor*"
+            cap.mem = "1MiB"
             "#,
         );
-        assert_eq!(share(&config, "train-big", "x", "alice"), Some(0.2));
-        assert_eq!(share(&config, "train-big", "x", "bob"), Some(0.3));
-        assert_eq!(share(&config, "eval", "x", "bob"), Some(0.1));
-        let subject = Subject {
-            name: "train-big",
-            command_line: "x",
-            user: "alice",
+        let nobody = Identity::default();
+        let of = |name, user| {
+            let given = given(&config, subject(name, user, &nobody));
+            (given.share, given.mem.map(|mem| mem.to_string()))
         };
+        let is = |share, mem: &str| (Some(share), Some(mem.to_owned()));
+        assert_eq!(of("train-x", "alice"), is(0.2, "1GiB"));
+        assert_eq!(of("train-big", "ab"), is(0.3, "2GiB"));
+        assert_eq!(of("eval", "alice"), is(0.1, "1GiB"));
+        assert_eq!(of("train-big", "visitor-7"), is(0.3, "1MiB"));
+        let (set, caps) = config.layers_for(subject("train-big", "visitor", &nobody));
+        let from: Vec<&str> = set
+            .iter()
+            .chain(&caps)
+            .map(|one| one.from.as_str())
+            .collect();
         assert_eq!(
-            config.settings_for(subject).mem,
-            Some(MemLimit::Bytes(1 << 30)),
-            "defaults fill up, later sections do not"
+            from,
+            ["sublet.toml:8:13", "sublet.toml:2:13", "sublet.toml:11:13"]
         );
+    }
+
+    #[test]
+    fn a_rule_goes_by_groups_control_groups_containers_and_accounts() {
+        let id = "0123456789abcdef".repeat(4);
+        let text = format!(
+            "[[rule]]\nmatch.group = [7, 8]\nset.mem = \"1GiB\"\n\
+             [[rule]]\nmatch.cgroup = \"/user.slice/*\"\nset.mem = \"2GiB\"\n\
+             [[rule]]\nmatch.container = \"*\"\nset.mem = \"3GiB\"\n\
+             [[rule]]\nmatch.container = \"{id}\"\nset.mem = \"4GiB\"\n\
+             [[rule]]\nmatch.slurm_account = \"phys*\"\nset.mem = \"5GiB\"\n\
+             [[rule]]\nmatch.slurm_account = \"student\"\nset.mem = \"8GiB\"\ncap.mem = \"6GiB\"\n"
+        );
+        let config = config(&text);
+        let mem = |change: fn(&mut Identity, &str)| {
+            let mut identity = Identity::default();
+            change(&mut identity, &id);
+            given(&config, subject("a", "u", &identity)).mem
+        };
+        let gib = |count: u64| Some(MemLimit::Bytes(count << 30));
+        assert_eq!(mem(|_, _| ()), None);
+        assert_eq!(mem(|who, _| who.gids = vec![3, 8]), gib(1));
+        assert_eq!(
+            mem(|who, _| who.cgroups = vec!["/".into(), "/user.slice/x".into()]),
+            gib(2)
+        );
+        assert_eq!(mem(|who, _| who.place.container = "ab".repeat(32)), gib(3));
+        assert_eq!(mem(|who, id| who.place.container = id.into()), gib(4));
+        assert_eq!(mem(|who, _| who.slurm_account = "physics".into()), gib(5));
+        assert_eq!(mem(|who, _| who.claimed_account = "physics".into()), None);
+        assert_eq!(mem(|who, _| who.slurm_account = "student".into()), gib(6));
+        let claimed = mem(|who, _| who.claimed_account = "student".into());
+        assert_eq!(claimed, gib(6), "a claim is good for less");
+        let both = mem(|who, _| {
+            who.slurm_account = "physics".into();
+            who.claimed_account = "student".into();
+        });
+        assert_eq!(both, gib(5), "what is known needs no claim");
     }
 
     #[test]
@@ -239,17 +353,18 @@ mod tests {
         ] {
             let rule = JobRule {
                 matches: JobMatch {
-                    command: Some(Pattern::new(pattern)),
+                    command: Some(vec![Pattern::new(pattern)]),
                     ..JobMatch::default()
                 },
                 ..JobRule::default()
             };
+            let nobody = Identity::default();
             let subject = Subject {
-                name: "n",
                 command_line: line,
-                user: "u",
+                ..subject("n", "u", &nobody)
             };
-            assert_eq!(rule.matches(subject), fits, "{pattern} {line}");
+            let matched = rule.matches(subject) == Match::Yes;
+            assert_eq!(matched, fits, "{pattern} {line}");
         }
     }
 
@@ -265,18 +380,17 @@ mod tests {
         fs::write(at("2.toml"), "[defaults]\nshare = 0.2\n").unwrap();
         let found = Config::find(None, &places).unwrap();
         assert_eq!(
-            (found.path, found.defaults.share),
-            (Some(at("2.toml")), Some(0.2))
+            (found.paths, found.defaults[0].set.share),
+            (vec![at("2.toml")], Some(0.2))
         );
         fs::write(at("1.toml"), "[defaults]\nshare = 0.1\n").unwrap();
         assert_eq!(
-            Config::find(None, &places).unwrap().defaults.share,
+            Config::find(None, &places).unwrap().defaults[0].set.share,
             Some(0.1)
         );
         assert_eq!(
-            Config::find(Some(&at("2.toml")), &places)
-                .unwrap()
-                .defaults
+            Config::find(Some(&at("2.toml")), &places).unwrap().defaults[0]
+                .set
                 .share,
             Some(0.2)
         );
@@ -289,7 +403,7 @@ mod tests {
     fn the_example_is_a_good_file() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/sublet.toml");
         let config = Config::load(Path::new(path)).unwrap();
-        assert!(!config.devices.is_empty() && !config.tenants.is_empty());
-        assert!(!config.jobs.is_empty() && config.defaults != JobSettings::default());
+        assert!(!config.devices.is_empty() && !config.users.is_empty());
+        assert!(!config.rules.is_empty() && !config.defaults.is_empty());
     }
 }

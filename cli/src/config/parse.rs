@@ -1,6 +1,8 @@
-//! TOML text to [`Config`], by way of the table of sections; the first thing wrong is the error.
+//! TOML text to [`Config`], by way of the table of sections. Everything that is wrong is found in
+//! one go, and nothing of a file counts where anything in it is.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::ops::Range;
 
 use control::setting::{About, Form};
@@ -10,18 +12,25 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::Config;
-use super::error::{ConfigError, Source};
+use super::error::{ConfigError, ConfigErrors, Source};
 use super::sections::{SECTIONS, Section};
 
-pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
+/// Mistakes of a file that are reported; one that is no quota file at all has no end of them.
+const MOST_ERRORS: usize = 50;
+
+pub fn parse(text: &str, file: &str) -> Result<Config, ConfigErrors> {
     let source = Source { text, file };
-    let document = DeTable::parse(text).map_err(|error| {
+    let errors = Errors::default();
+    let (document, broken) = DeTable::parse_recoverable(text);
+    for error in broken {
         let message = error.message().trim().replace('\n', ", ");
-        source.wrong(error.span().unwrap_or(0..0), message)
-    })?;
+        errors.push(source.wrong(error.span().unwrap_or(0..0), message));
+    }
+    // What is left of a broken text would be reported for what is missing from it.
+    errors.end()?;
 
     let mut config = Config::default();
-    // The parser keeps tables by key; the error to report is the first in the file.
+    // The parser keeps tables by key; errors are reported in the order of the file.
     let mut sections: Vec<_> = document.into_inner().into_iter().collect();
     sections.sort_by_key(|(name, _)| name.span().start);
     for (name, value) in sections {
@@ -29,28 +38,63 @@ pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
             .iter()
             .find(|section| section.name == name.get_ref())
         else {
-            return Err(unknown_section(source, &name));
+            errors.push(unknown_section(source, &name));
+            continue;
         };
-        for table in tables(source, section, &name.span(), value)? {
-            let mut reader = Reader::new(source, section, table)?;
-            (section.read)(&mut reader, &mut config)?;
-            reader.finish();
+        let tables = match tables(source, section, &name.span(), value) {
+            Ok(tables) => tables,
+            Err(error) => {
+                errors.push(error);
+                continue;
+            }
+        };
+        for table in tables {
+            let reader = Reader::of_section(source, section, table, &errors);
+            if let Some(mut reader) = reader {
+                (section.read)(&mut reader, &mut config);
+                reader.finish();
+            }
         }
     }
+    errors.end()?;
     Ok(config)
 }
 
-pub fn job_settings(reader: &mut Reader<'_, '_>) -> Result<JobSettings, ConfigError> {
-    let settings: JobSettings = reader.take()?;
-    settings
-        .check()
-        .map_err(|(key, message)| reader.wrong(key, &message))?;
-    Ok(settings)
+/// What was found to be wrong.
+#[derive(Debug, Default)]
+pub struct Errors(RefCell<Vec<ConfigError>>);
+
+impl Errors {
+    fn push(&self, error: ConfigError) {
+        let mut errors = self.0.borrow_mut();
+        if errors.len() < MOST_ERRORS {
+            errors.push(error);
+        }
+    }
+
+    /// # Errors
+    /// Where there are any.
+    fn end(&self) -> Result<(), ConfigErrors> {
+        let mut errors = self.0.take();
+        if errors.is_empty() {
+            return Ok(());
+        }
+        errors.sort_by_key(ConfigError::place);
+        Err(ConfigErrors(errors))
+    }
 }
 
-pub fn device_settings(reader: &mut Reader<'_, '_>) -> Result<DeviceSettings, ConfigError> {
+pub fn job_settings(reader: &mut Reader<'_, '_>) -> JobSettings {
+    let settings: JobSettings = reader.take();
+    if let Err((key, message)) = settings.check() {
+        reader.wrong(key, &message);
+    }
+    settings
+}
+
+pub fn device_settings(reader: &mut Reader<'_, '_>) -> DeviceSettings {
     let named = reader.policy_names();
-    let settings: DeviceSettings = reader.take()?;
+    let settings: DeviceSettings = reader.take();
     if let Some(choice) = &settings.policy
         && let Err((parameter, message)) = arbiter::check_policy(choice)
     {
@@ -58,20 +102,18 @@ pub fn device_settings(reader: &mut Reader<'_, '_>) -> Result<DeviceSettings, Co
         let at = named
             .iter()
             .find(|(name, _)| Some(name) == parameter.as_ref());
-        return Err(match at {
-            Some((_, at)) => reader
-                .source
-                .wrong(at.clone(), format!("policy: {message}")),
+        match at {
+            Some((_, at)) => reader.push(at.clone(), format!("policy: {message}")),
             None => reader.wrong_at("policy", &format!("policy: {message}")),
-        });
+        }
     }
     if let (Some(min), Some(max)) = (settings.quantum_min, settings.quantum)
         && min > max
     {
         let message = "longer than quantum: write the same or less";
-        return Err(reader.wrong("quantum_min", message));
+        reader.wrong("quantum_min", message);
     }
-    Ok(settings)
+    settings
 }
 
 /// What a value of the file is to the parser of its kind.
@@ -208,59 +250,108 @@ fn tables<'t>(
     }
 }
 
-/// One section's table, from which keys are taken.
+/// One table, from which keys are taken.
 pub struct Reader<'s, 't> {
     source: Source<'s>,
+    errors: &'s Errors,
     table: DeTable<'t>,
+    span: Range<usize>,
     /// Where the values stand that have been taken.
     taken: Vec<(&'static str, Range<usize>)>,
 }
 
 impl<'s, 't> Reader<'s, 't> {
-    /// Refuses keys that the section does not have, before any value is looked at.
-    fn new(
+    /// Takes out keys that the section does not have; `None`: it lacks one that it needs.
+    fn of_section(
         source: Source<'s>,
         section: &'static Section,
         table: Spanned<DeTable<'t>>,
-    ) -> Result<Self, ConfigError> {
-        let span = table.span();
-        let table = table.into_inner();
+        errors: &'s Errors,
+    ) -> Option<Self> {
         let keys = (section.keys)();
-        let names = || keys.iter().map(|about| about.key);
-        let unknown = table
-            .keys()
-            .filter(|key| !names().any(|name| name == key.get_ref()))
-            .min_by_key(|key| key.span().start);
-        if let Some(key) = unknown {
-            let remedy = match nearest(key.get_ref(), names()) {
-                Some(near) => format!("did you mean `{near}`?"),
-                None => format!("it has {}", names().collect::<Vec<_>>().join(", ")),
-            };
-            let message = format!(
-                "unknown key `{}` in {}: {remedy}",
-                key.get_ref(),
-                section.heading()
-            );
-            return Err(source.wrong(key.span(), message));
-        }
+        let keys = keys.iter().map(|about| about.key);
+        let names: Vec<&str> = keys
+            .chain(section.parts.iter().map(|part| part.name))
+            .collect();
+        let reader = Self::new(source, &section.heading(), &names, table, errors);
         let needed = section.needs_one_of;
-        if !needed.is_empty() && !needed.iter().any(|name| table.contains_key(*name)) {
-            let message = format!(
-                "{} needs {}",
-                section.heading(),
-                needed.join(", ").replacen(", user", " or user", 1)
-            );
-            return Err(source.wrong(span, message));
+        if needed.is_empty() || needed.iter().any(|name| reader.table.contains_key(*name)) {
+            return Some(reader);
         }
-        Ok(Self {
+        let message = format!("{} needs {}", section.heading(), needed.join(" or "));
+        reader.push(reader.span.clone(), message);
+        None
+    }
+
+    /// Takes out keys that are not among `names`.
+    fn new(
+        source: Source<'s>,
+        heading: &str,
+        names: &[&str],
+        table: Spanned<DeTable<'t>>,
+        errors: &'s Errors,
+    ) -> Self {
+        let span = table.span();
+        let mut table = table.into_inner();
+        let mut unknown = Vec::new();
+        for key in table.keys() {
+            let word = key.get_ref().as_ref();
+            if names.contains(&word) {
+                continue;
+            }
+            let remedy = match nearest(word, names.iter().copied()) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => format!("it has {}", names.join(", ")),
+            };
+            let message = format!("unknown key `{word}` in {heading}: {remedy}");
+            errors.push(source.wrong(key.span(), message));
+            unknown.push(word.to_owned());
+        }
+        for key in unknown {
+            table.remove(key.as_str());
+        }
+        Self {
             source,
+            errors,
             table,
+            span,
             taken: Vec::new(),
-        })
+        }
+    }
+
+    /// `file:line:column` of the table.
+    pub fn place(&self) -> String {
+        self.source.place_text(&self.span)
+    }
+
+    /// What is read from a table in this one; `None`: it is not there, or is no table.
+    pub fn part<T>(
+        &mut self,
+        name: &'static str,
+        read: impl FnOnce(&mut Reader<'_, '_>) -> T,
+    ) -> Option<T> {
+        let part = SECTIONS.iter().flat_map(|section| section.parts);
+        let part = part.into_iter().find(|part| part.name == name)?;
+        let value = self.table.remove(name)?;
+        let span = value.span();
+        let DeValue::Table(table) = value.into_inner() else {
+            let quote = self.source.quote(span.clone());
+            let message = format!("{name}: `{quote}` is no table: write {name} = {{ ... }}");
+            self.push(span, message);
+            return None;
+        };
+        let keys = (part.keys)();
+        let names: Vec<&str> = keys.iter().map(|about| about.key).collect();
+        let table = Spanned::new(span, table);
+        let heading = format!("`{name}`");
+        let mut reader = Reader::new(self.source, &heading, &names, table, self.errors);
+        let read = read(&mut reader);
+        reader.finish();
+        Some(read)
     }
 
     /// The settings of a table that stand here.
-    pub fn take<S: Settings>(&mut self) -> Result<S, ConfigError> {
+    pub fn take<S: Settings>(&mut self) -> S {
         let mut settings = S::default();
         for setting in S::TABLE {
             let about = &setting.about;
@@ -269,13 +360,12 @@ impl<'s, 't> Reader<'s, 't> {
             };
             self.taken.push((about.key, value.span()));
             let read = text_of(&value, self.source, about).and_then(|text| (setting.parse)(&text));
-            let read = read.map_err(|message| {
-                let message = format!("{}: {message}", about.key);
-                self.source.wrong(value.span(), message)
-            })?;
-            settings = read.or(&settings);
+            match read {
+                Ok(read) => settings = read.or(&settings),
+                Err(message) => self.push(value.span(), format!("{}: {message}", about.key)),
+            }
         }
-        Ok(settings)
+        settings
     }
 
     /// Names of parameters in the policy's table, with their places.
@@ -290,20 +380,23 @@ impl<'s, 't> Reader<'s, 't> {
         names.collect()
     }
 
+    fn push(&self, at: Range<usize>, message: String) {
+        self.errors.push(self.source.wrong(at, message));
+    }
+
     /// Says what is wrong, at the place of a value that was taken.
-    fn wrong_at(&self, name: &str, message: &str) -> ConfigError {
+    fn wrong_at(&self, name: &str, message: &str) {
         let taken = self.taken.iter().find(|(taken, _)| *taken == name);
-        let at = taken.map_or(0..0, |(_, span)| span.clone());
-        self.source.wrong(at, message)
+        let at = taken.map_or(self.span.clone(), |(_, span)| span.clone());
+        self.push(at, message.to_owned());
     }
 
     /// Says what is wrong with a value that was taken, in the light of others.
-    fn wrong(&self, name: &str, message: &str) -> ConfigError {
+    fn wrong(&self, name: &str, message: &str) {
         let taken = self.taken.iter().find(|(taken, _)| *taken == name);
-        let at = taken.map_or(0..0, |(_, span)| span.clone());
+        let at = taken.map_or(self.span.clone(), |(_, span)| span.clone());
         let quote = self.source.quote(at.clone());
-        self.source
-            .wrong(at, format!("{name}: `{quote}` is {message}"))
+        self.push(at, format!("{name}: `{quote}` is {message}"));
     }
 
     /// Every key that was declared must have been read by now.
@@ -339,6 +432,11 @@ mod tests {
             for about in (section.keys)() {
                 text += &format!("{} = {}\n", about.key, about.kind.example);
             }
+            for part in section.parts {
+                for about in (part.keys)() {
+                    text += &format!("{}.{} = {}\n", part.name, about.key, about.kind.example);
+                }
+            }
         }
         let config = parse(&text, "f.toml").unwrap();
         fn all_set<S: Settings>(settings: &S) {
@@ -346,14 +444,17 @@ mod tests {
                 assert!((setting.is_set)(settings), "{}", setting.about.key);
             }
         }
-        all_set(&config.defaults);
+        all_set(&config.defaults[0].set);
         all_set(&config.residency);
         all_set(&config.limits);
         all_set(&config.cluster);
         all_set(&config.devices[0].settings);
-        all_set(&config.tenants[0].ceilings);
-        all_set(&config.jobs[0].matches);
-        assert_eq!(config.jobs[0].settings, config.defaults);
+        all_set(&config.users[0].ceilings);
+        all_set(&config.rules[0].matches);
+        assert_eq!(config.rules[0].set, config.defaults[0].set);
+        let caps = &config.rules[0].cap;
+        assert_eq!(*caps, config.rules[0].set.only(|about| about.capped));
+        assert!(caps.mem.is_some() && caps.class.is_some());
         let device = &config.devices[0].settings;
         assert_eq!(
             (
@@ -389,12 +490,24 @@ mod tests {
                 "f.toml:3:3: unknown key `shaer` in [defaults]: did you mean `share`?",
             ),
             (
-                "[[job]]\nname = \"a\"\ncolour = 1\n",
-                "f.toml:3:1: unknown key `colour` in [[job]]: it has name, command, user, mem, share, share_min, share_max, class, device, gang, deadline, work, on_arbiter_loss, on_refusal, evictable, overflow, host_memory, iteration_launches",
+                "[[rule]]\nset.mem = \"1G\"\ncolour = 1\n",
+                "f.toml:3:1: unknown key `colour` in [[rule]]: it has match, set, cap",
             ),
             (
-                "[[jobs]]\nname = \"a\"\n",
-                "f.toml:1:3: unknown section `jobs`: did you mean `job`?",
+                "[[rule]]\ncap.gang = true\n",
+                "f.toml:2:5: unknown key `gang` in `cap`: it has mem, share, share_min, share_max, class, host_memory",
+            ),
+            (
+                "[[rule]]\nmatch = { uesr = \"a\" }\ncap.mem = \"1G\"\n",
+                "f.toml:2:11: unknown key `uesr` in `match`: did you mean `user`?",
+            ),
+            (
+                "[[rule]]\nset = 3\n",
+                "f.toml:2:7: set: `3` is no table: write set = { ... }",
+            ),
+            (
+                "[[rules]]\nset.mem = \"1G\"\n",
+                "f.toml:1:3: unknown section `rules`: did you mean `rule`?",
             ),
             (
                 "share = 0.5\n",
@@ -402,23 +515,23 @@ mod tests {
             ),
             (
                 "[gizmo]\n",
-                "f.toml:1:2: unknown section `gizmo`: the file has defaults, device, residency, limits, cluster, tenant, job",
+                "f.toml:1:2: unknown section `gizmo`: the file has defaults, device, residency, limits, cluster, user, rule",
             ),
             (
-                "[job]\nname = \"a\"\n",
-                "f.toml:1:2: `job` is written as one table here: write [[job]]",
+                "[rule]\nset.mem = \"1G\"\n",
+                "f.toml:1:2: `rule` is written as one table here: write [[rule]]",
             ),
             (
                 "defaults = 3\n",
                 "f.toml:1:1: `defaults` is written as a list or a value here: write [defaults]",
             ),
             (
-                "[[job]]\nmem = \"1G\"\n",
-                "f.toml:1:1: [[job]] needs name, command or user",
+                "[[rule]]\nmatch.user = \"a\"\n",
+                "f.toml:1:1: [[rule]] needs set or cap",
             ),
             (
-                "[[tenant]]\nmem_max = \"1G\"\n",
-                "f.toml:1:1: [[tenant]] needs user",
+                "[[user]]\nmem_max = \"1G\"\n",
+                "f.toml:1:1: [[user]] needs user",
             ),
         ] {
             assert_eq!(wrong(text), error, "{text}");
@@ -541,8 +654,26 @@ mod tests {
                 assert!(error.contains(word), "{line}: {error}");
             }
         }
-        let error = wrong("[[job]]\nname = \"\"\n");
-        assert!(error.starts_with("f.toml:2:8: name: "), "{error}");
+        for (line, place, words) in [
+            ("match.name = \"\"", "2:14: name: ", "matches nothing"),
+            (
+                "match.user = [\"a\", \"\"]",
+                "2:14: user: ",
+                "matches nothing",
+            ),
+            ("match.user = []", "2:14: user: ", "matches nothing"),
+            (
+                "match.group = \"no-such\"",
+                "2:15: group: ",
+                "no group `no-such`",
+            ),
+            ("set = { mem = 3 }", "2:15: mem: ", "`3` has no unit"),
+            ("set.deadline = \"1h\"", "2:16: deadline: ", "`work`"),
+        ] {
+            let error = wrong(&format!("[[rule]]\n{line}\n[rule.cap]\nmem = \"1G\"\n"));
+            assert!(error.starts_with(&format!("f.toml:{place}")), "{error}");
+            assert!(error.contains(words), "{error}");
+        }
     }
 
     #[test]
@@ -552,6 +683,37 @@ mod tests {
         assert!(!error.contains('\n'), "{error}");
         let error = wrong("[defaults]\nmem = \"1G\"\nmem = \"2G\"\n");
         assert!(error.starts_with("f.toml:3:1: "), "{error}");
+    }
+
+    #[test]
+    fn everything_that_is_wrong_is_reported_in_one_go() {
+        let text = "[defaults]\nmem = 20\nshaer = 0.5\n[[user]]\nshare_max = 2\n[gizmo]\n\
+                    [[rule]]\nset = { mem = \"1G\", share = 3 }\n[[rule]]\ncap = { mem = true }\n";
+        let Err(ConfigErrors(errors)) = parse(text, "f.toml") else {
+            panic!("taken");
+        };
+        let places: Vec<String> = errors
+            .iter()
+            .map(|error| error.to_string().split(": ").next().unwrap().to_owned())
+            .collect();
+        assert_eq!(
+            places,
+            [
+                "f.toml:2:7",
+                "f.toml:3:1",
+                "f.toml:4:1",
+                "f.toml:6:2",
+                "f.toml:8:29",
+                "f.toml:10:15"
+            ]
+        );
+        let all = ConfigErrors(errors).to_string();
+        assert!(all.contains("and 5 more") && !all.contains('\n'), "{all}");
+        let many = "a = 1\n".repeat(1000).replace("a ", "[a]\nb ");
+        let Err(ConfigErrors(errors)) = parse(&many, "f.toml") else {
+            panic!("taken");
+        };
+        assert!(errors.len() <= MOST_ERRORS, "{}", errors.len());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The JSON Schema of the quota file, for editors, made from the table of sections.
 
+use control::setting::About;
 use serde_json::{Map, Value, json};
 
 use super::sections::{SECTIONS, Section};
@@ -22,7 +23,7 @@ pub fn text() -> String {
         .collect();
     let schema = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "sublet.toml",
+        "title": "config.toml",
         "description": "Quota file of sublet: what jobs get on shared GPUs.",
         "type": "object",
         "additionalProperties": false,
@@ -31,16 +32,27 @@ pub fn text() -> String {
     format!("{schema:#}\n")
 }
 
+fn properties(keys: &[About]) -> Map<String, Value> {
+    let property = |about: &About| {
+        let mut value = (about.kind.schema)();
+        let doc = about.doc();
+        value["description"] = format!("{doc} Default: {}.", about.unset).into();
+        (about.key.to_owned(), value)
+    };
+    keys.iter().map(property).collect()
+}
+
 fn table(section: &Section) -> Value {
-    let properties: Map<String, Value> = (section.keys)()
-        .iter()
-        .map(|about| {
-            let mut value = (about.kind.schema)();
-            let doc = about.doc();
-            value["description"] = format!("{doc} Default: {}.", about.unset).into();
-            (about.key.to_owned(), value)
-        })
-        .collect();
+    let mut properties = properties(&(section.keys)());
+    for part in section.parts {
+        let table = json!({
+            "description": part.doc,
+            "type": "object",
+            "additionalProperties": false,
+            "properties": self::properties(&(part.keys)()),
+        });
+        properties.insert(part.name.to_owned(), table);
+    }
     let mut table = json!({
         "type": "object",
         "additionalProperties": false,
@@ -68,7 +80,7 @@ mod tests {
         assert_eq!(
             committed,
             super::text(),
-            "run `sublet schema > docs/sublet.schema.json`"
+            "run `sublet config schema > docs/sublet.schema.json`"
         );
     }
 }

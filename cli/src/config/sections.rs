@@ -5,21 +5,30 @@ use control::kinds::{Count, DeviceMatch, Flag, Ratio, Share, Size};
 use control::setting::About;
 use control::{DeviceSettings, JobSettings, Settings};
 
-use super::error::ConfigError;
-use super::kinds::{AbsolutePath, NodeName, Pat, Url, User, Variables};
+use super::kinds::{AbsolutePath, Groups, NodeName, Pats, Url, User, Variables};
 use super::parse::{self, Reader};
-use super::{Config, DeviceRule, JobRule, TenantRule};
+use super::{Config, DeviceRule, JobRule, UserRule};
 
 control::settings! {
-    /// Which jobs a `[[job]]` section is for: those that match all of its patterns.
+    /// Which jobs a `[[rule]]` is for: those that match all of these. Each takes one pattern or a
+    /// list of them, of which one must match; * and ? match any characters and any one.
     pub struct JobMatch {
-        /// Name of the job; * and ? match any characters and any one.
-        name: Pat, unset "any";
-        /// The whole command line or its program alone, with or without the program's directory; *
-        /// and ? match any characters and any one.
-        command: Pat, unset "any";
-        /// Login name of the user; * and ? match any characters and any one.
-        user: Pat, unset "any";
+        /// Name of the job.
+        name: Pats, unset "any";
+        /// The whole command line or its program alone, with or without the program's directory.
+        command: Pats, unset "any";
+        /// Login name of the user, or the number of one without a name.
+        user: Pats, unset "any";
+        /// Group of the process that registers the job, its first one or a further one: name or
+        /// number, without * and ?.
+        group: Groups, unset "any";
+        /// Control group of that process: a path such as "/user.slice/*", in any hierarchy.
+        cgroup: Pats, unset "any";
+        /// Container of that process, by its id of 64 digits; "*" for any container.
+        container: Pats, unset "any";
+        /// Slurm account of the job. What only the job's own environment says of it is believed
+        /// for `cap` and not for `set`.
+        slurm_account: Pats, unset "any";
     }
 }
 
@@ -32,20 +41,23 @@ control::settings! {
 }
 
 control::settings! {
-    /// Which user a `[[tenant]]` section is for.
-    pub struct TenantMatch {
-        /// Login name of the user; * and ? match any characters and any one.
-        user: Pat, unset "required";
+    /// Which user a `[[user]]` section is for.
+    pub struct UserMatch {
+        /// Login name of the user, or the number of one without a name; several in a list. * and ?
+        /// match any characters and any one.
+        user: Pats, unset "required";
     }
 }
 
 control::settings! {
     /// What one user's jobs may have together.
-    pub struct TenantCeilings {
+    pub struct UserCeilings {
         /// Most that the shares of the user's guaranteed jobs may sum to.
         share_max: Share, unset "no ceiling";
         /// Most that the memory limits of the user's jobs may sum to.
         mem_max: Size, unset "no ceiling";
+        /// Most jobs of the user at the same time.
+        jobs_max: Count<1, 256>, unset "256";
     }
 }
 
@@ -98,10 +110,19 @@ pub struct Section {
     pub doc: &'static str,
     /// What may stand in it.
     pub keys: fn() -> Vec<About>,
-    /// Keys of which at least one must be there; empty for none.
+    /// Tables that may stand in it.
+    pub parts: &'static [Part],
+    /// Keys and tables of which at least one must be there; empty for none.
     pub needs_one_of: &'static [&'static str],
     /// Takes every key of it.
-    pub read: fn(&mut Reader<'_, '_>, &mut Config) -> Result<(), ConfigError>,
+    pub read: fn(&mut Reader<'_, '_>, &mut Config),
+}
+
+/// A table in a section.
+pub struct Part {
+    pub name: &'static str,
+    pub doc: &'static str,
+    pub keys: fn() -> Vec<About>,
 }
 
 impl Section {
@@ -125,10 +146,14 @@ pub static SECTIONS: [Section; 7] = [
         repeated: false,
         doc: "What every job gets where nothing else says otherwise.",
         keys: keys::<JobSettings>,
+        parts: &[],
         needs_one_of: &[],
         read: |reader, config| {
-            config.defaults = parse::job_settings(reader)?;
-            Ok(())
+            config.defaults.push(JobRule {
+                set: parse::job_settings(reader),
+                from: reader.place(),
+                ..JobRule::default()
+            });
         },
     },
     Section {
@@ -136,13 +161,13 @@ pub static SECTIONS: [Section; 7] = [
         repeated: true,
         doc: "How the arbiter runs a device. The first section that matches a device is the one it gets.",
         keys: || [keys::<DevicePlace>(), keys::<DeviceSettings>()].concat(),
+        parts: &[],
         needs_one_of: &["device"],
         read: |reader, config| {
             config.devices.push(DeviceRule {
-                device: reader.take::<DevicePlace>()?.device.flatten(),
-                settings: parse::device_settings(reader)?,
+                device: reader.take::<DevicePlace>().device.flatten(),
+                settings: parse::device_settings(reader),
             });
-            Ok(())
         },
     },
     Section {
@@ -150,10 +175,10 @@ pub static SECTIONS: [Section; 7] = [
         repeated: false,
         doc: "How jobs share memory that does not hold all of them: what the host gives for it, and how long a job stays.",
         keys: keys::<ResidencyRule>,
+        parts: &[],
         needs_one_of: &[],
         read: |reader, config| {
-            config.residency = reader.take()?;
-            Ok(())
+            config.residency = reader.take();
         },
     },
     Section {
@@ -161,10 +186,10 @@ pub static SECTIONS: [Section; 7] = [
         repeated: false,
         doc: "What one job may have of the arbiter itself.",
         keys: keys::<Limits>,
+        parts: &[],
         needs_one_of: &[],
         read: |reader, config| {
-            config.limits = reader.take()?;
-            Ok(())
+            config.limits = reader.take();
         },
     },
     Section {
@@ -172,39 +197,69 @@ pub static SECTIONS: [Section; 7] = [
         repeated: false,
         doc: "The hook that the arbiter reports to, and whose jobs it runs; for `sublet arbiter`, not for one that `sublet run` starts. Flags win.",
         keys: keys::<ClusterRule>,
+        parts: &[],
         needs_one_of: &["url"],
         read: |reader, config| {
-            config.cluster = reader.take()?;
-            Ok(())
+            config.cluster = reader.take();
         },
     },
     Section {
-        name: "tenant",
+        name: "user",
         repeated: true,
-        doc: "Ceilings on what a user's jobs may have together on one device. The first section that matches a user is the one it gets.",
-        keys: || [keys::<TenantMatch>(), keys::<TenantCeilings>()].concat(),
+        doc: "Ceilings on what a user's jobs may have together; of time and memory, on one device. The first section that matches a user is the one it gets.",
+        keys: || [keys::<UserMatch>(), keys::<UserCeilings>()].concat(),
+        parts: &[],
         needs_one_of: &["user"],
         read: |reader, config| {
-            config.tenants.push(TenantRule {
-                // PANIC: the section needs it, and the reader has checked.
-                user: reader.take::<TenantMatch>()?.user.expect("a required key"),
-                ceilings: reader.take()?,
-            });
-            Ok(())
+            let matches: UserMatch = reader.take();
+            let ceilings = reader.take();
+            config.users.extend(matches.user.map(|user| UserRule {
+                user,
+                ceilings,
+                from: reader.place(),
+            }));
         },
     },
     Section {
-        name: "job",
+        name: "rule",
         repeated: true,
-        doc: "Settings for the jobs that match all patterns of the section. The first section that matches a job is the one it gets.",
-        keys: || [keys::<JobMatch>(), keys::<JobSettings>()].concat(),
-        needs_one_of: &["name", "command", "user"],
+        doc: "What jobs get. Every rule that matches a job counts: a later one beats an earlier one, and each cap holds. Without `match` a rule is for every job.",
+        keys: Vec::new,
+        parts: &[
+            Part {
+                name: "match",
+                doc: "The jobs that the rule is for: those that match all of it.",
+                keys: keys::<JobMatch>,
+            },
+            Part {
+                name: "set",
+                doc: "What a job gets that does not ask for something else.",
+                keys: keys::<JobSettings>,
+            },
+            Part {
+                name: "cap",
+                doc: "The most that a job gets, whatever it asks for. `class = \"opportunistic\"` keeps it from being guaranteed.",
+                keys: caps,
+            },
+        ],
+        needs_one_of: &["set", "cap"],
         read: |reader, config| {
-            config.jobs.push(JobRule {
-                matches: reader.take()?,
-                settings: parse::job_settings(reader)?,
+            let matches = reader.part("match", |part| part.take());
+            let set = reader.part("set", parse::job_settings);
+            let cap = reader.part("cap", |part| part.take());
+            config.rules.push(JobRule {
+                matches: matches.unwrap_or_default(),
+                set: set.unwrap_or_default(),
+                cap: cap.unwrap_or_default(),
+                from: reader.place(),
             });
-            Ok(())
         },
     },
 ];
+
+/// The settings that may be capped.
+pub fn caps() -> Vec<About> {
+    let mut caps = keys::<JobSettings>();
+    caps.retain(|about| about.capped);
+    caps
+}

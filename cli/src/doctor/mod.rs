@@ -73,7 +73,8 @@ pub fn doctor(args: &Doctor) -> Result<(String, u8)> {
             "embedded": status.embedded,
             "runtime_dir": status.runtime_dir,
         })),
-        "quota_file": config.path,
+        "quota_file": config.paths.first(),
+        "quota_files": status.as_ref().map(|status| &status.config),
         "quotas": status.as_ref().map_or(Value::Array(Vec::new()), quotas),
         "mps": host::mps(|name| env::var_os(name)),
         "container": host::container(Path::new("/proc/self")),
@@ -233,6 +234,17 @@ fn findings(report: &Value) -> Vec<Finding> {
             Level::Warning,
             format!("NVML does not answer ({reason}), {text}"),
         );
+    }
+    for error in list(&report["quota_files"]["errors"]) {
+        let text = "those from before are in force";
+        add(
+            Level::Warning,
+            format!("a quota file is wrong, {text}: {}", word(&error)),
+        );
+    }
+    if report["quota_files"]["watch"] == "polling" {
+        let text = "the kernel does not tell of changed quota files (fs.inotify.max_user_watches or max_user_instances is reached): they are looked at each second";
+        add(Level::Note, text.into());
     }
     for device in list(&report["devices"]) {
         let index = &device["index"];

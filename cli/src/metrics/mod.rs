@@ -5,7 +5,6 @@
 //! text is made in [`text`]. Nothing is kept between scrapes but two counts, so the series of a job
 //! end with the job.
 
-mod place;
 mod table;
 mod text;
 
@@ -19,12 +18,12 @@ use anyhow::anyhow;
 use cluster::live::http::pages::{self, Page, Question};
 use cluster::live::http::server;
 use control::paths::{RuntimeDir, Surroundings};
+use control::place::Place;
 use control::{ArbiterStatus, Client, JobState};
 
 use crate::args::Metrics;
 use crate::connect::{self, Unreachable};
 use crate::exit::Result;
-use place::Place;
 use text::Format;
 
 /// TIMEOUT: an arbiter answers within milliseconds, and Prometheus gives a scrape up after ten

@@ -2,10 +2,10 @@
 //! figure comes from. The exposition, the list in `docs/how-to/metrics.md` and the tests of the
 //! dashboard are made from this.
 
+use control::place::Place;
 use control::{ArbiterStatus, DeviceStatus, JobDevice, JobState, JobStatus, PressureLevel};
 
 use super::Scrape;
-use super::place::Place;
 
 /// What a figure is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

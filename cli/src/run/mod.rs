@@ -21,10 +21,12 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use anyhow::{Context, anyhow, bail};
 use control::paths::{RuntimeDir, Surroundings};
-use control::{Client, ClientError, JobSpec, Registered, Settings};
+use control::place::Identity;
+use control::{Capped, Client, ClientError, JobSpec, OwnFile, Registered, Settings};
 
 use crate::args::Run;
 use crate::config::{Config, Places, Subject};
@@ -54,6 +56,9 @@ fn say_what_is_weaker(ready: &Ready) {
     if let Some(simulated) = ready.driver.simulated {
         let _ = writeln!(stderr, "sublet: simulated GPU ({})", simulated.reason());
     }
+    for capped in &ready.capped {
+        let _ = writeln!(stderr, "sublet: {capped}");
+    }
     if let Some(reason) = command::out_of_reach(&ready.program) {
         let _ = writeln!(
             stderr,
@@ -68,6 +73,8 @@ struct Ready {
     program: PathBuf,
     words: Vec<OsString>,
     environment: BTreeMap<OsString, OsString>,
+    /// What it asked for and does not get.
+    capped: Vec<Capped>,
     /// The job has limits: where its arbiter is, its number, and whether it is strict.
     limited: Option<(RuntimeDir, u64, bool)>,
 }
@@ -104,13 +111,21 @@ fn prepare(args: Run) -> Result<Ready> {
     } else {
         name.clone()
     };
+    // The user's own file. What the host's say of the job is the arbiter's to know.
     let config = Config::find(args.config.as_deref(), &Places::of_a_user())?;
-    let from_file = config.settings_for(Subject {
+    let account = env::var("SLURM_JOB_ACCOUNT").unwrap_or_default();
+    let identity = Identity {
+        slurm_account: account.clone(),
+        ..Identity::of_process(std::process::id())
+    };
+    let (set, caps) = config.layers_for(Subject {
         name: &known_as,
         command_line: &shown.join(" "),
         user: &user_name(),
+        identity: &identity,
     });
-    let settings = args.settings.0.clone().or(&from_environment).or(&from_file);
+    let given = args.settings.0.clone().or(&from_environment);
+    let settings = control::in_force(&given, &set, &[], &[], now_unix_ms()).settings;
     settings
         .check()
         .map_err(|(name, message)| anyhow!("the job's {name} is {message}"))?;
@@ -129,11 +144,18 @@ fn prepare(args: Run) -> Result<Ready> {
     };
     let driver = driver::find(wish, &install, env::var_os("LD_LIBRARY_PATH").as_deref())?;
 
-    let on_arbiter_loss = settings.on_arbiter_loss.unwrap_or_default();
-    let on_refusal = settings.on_refusal(args.strict);
+    let own_file = config.paths.first().map(|path| {
+        Box::new(OwnFile {
+            path: std::path::absolute(path).unwrap_or_else(|_| path.clone()),
+            given,
+            caps,
+        })
+    });
     let spec = JobSpec {
         name,
         settings,
+        own_file,
+        slurm_account: account,
         paused: false,
         pid: std::process::id(),
         command: shown,
@@ -147,7 +169,13 @@ fn prepare(args: Run) -> Result<Ready> {
         nobody_else(&dir, &driver, &spec)?;
     }
     let registered = connect::ask(
-        || connect::or_start(&dir, &executable, config.path.as_deref()),
+        || {
+            connect::or_start(
+                &dir,
+                &executable,
+                config.paths.first().map(PathBuf::as_path),
+            )
+        },
         |arbiter| arbiter.register(spec.clone()),
     )
     .map_err(|error| match error.downcast() {
@@ -157,6 +185,16 @@ fn prepare(args: Run) -> Result<Ready> {
     })?;
 
     limited_somewhere(&dir, &driver, &spec, &registered)?;
+    let in_force = registered.settings.clone().unwrap_or(spec.settings.clone());
+    if args.strict && in_force.devices() != spec.settings.devices() {
+        let spec = JobSpec {
+            settings: in_force.clone(),
+            ..spec.clone()
+        };
+        nobody_else(&dir, &driver, &spec)?;
+    }
+    let on_arbiter_loss = in_force.on_arbiter_loss.unwrap_or_default();
+    let on_refusal = in_force.on_refusal(args.strict);
 
     let mut environment: BTreeMap<OsString, OsString> = env::vars_os().collect();
     let ours = environment::of_job(&registered, &driver, &install, on_arbiter_loss, |name| {
@@ -183,13 +221,14 @@ fn prepare(args: Run) -> Result<Ready> {
         environment.remove(OsStr::new("LD_PRELOAD"));
         environment.remove(OsStr::new("LD_AUDIT"));
     }
-    let limited = spec.settings.mem.is_some() || spec.settings.share_max.is_some() || spec.strict;
+    let limited = in_force.mem.is_some() || in_force.share_max.is_some() || spec.strict;
     Ok(Ready {
         limited: limited.then_some((dir, registered.id, spec.strict)),
         driver,
         program,
         words: args.command,
         environment,
+        capped: registered.capped,
     })
 }
 
@@ -268,8 +307,15 @@ fn find_command(args: &Run) -> Result<PathBuf> {
     })
 }
 
+fn now_unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| {
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    })
+}
+
 /// The login name, or the number where the host has no name for it.
-fn user_name() -> String {
+pub fn user_name() -> String {
     let uid = nix::unistd::geteuid();
     match nix::unistd::User::from_uid(uid) {
         Ok(Some(user)) => user.name,

@@ -106,8 +106,8 @@ fn quota_files() {
             &["sublet.toml:2:9:", "`1.5`", "at most 1"],
         ),
         (
-            "[[jobs]]\n",
-            &["sublet.toml:1:3:", "`jobs`", "did you mean `job`?"],
+            "[[rules]]\n",
+            &["sublet.toml:1:3:", "`rules`", "did you mean `rule`?"],
         ),
         ("[defaults\n", &["sublet.toml:1:"]),
     ] {

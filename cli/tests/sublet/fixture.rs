@@ -45,7 +45,7 @@ impl Fixture {
             dir,
             heard: Arc::default(),
         };
-        for name in ["run", "sim", "home"] {
+        for name in ["run", "sim", "home", "conf"] {
             fs::create_dir(fixture.at(name)).unwrap();
         }
         fs::set_permissions(fixture.at("run"), fs::Permissions::from_mode(0o700)).unwrap();
@@ -156,6 +156,7 @@ impl Fixture {
             .env("SUBLET_RUNTIME_DIR", self.at("run"))
             .env("SUBLET_LIBRARY", self.at("libsublet.so"))
             .env("SUBLET_SIM_DIR", self.at("sim"))
+            .env("SUBLET_CONFIG_DIR", self.at("conf"))
             .env("HOME", self.at("home"));
         command
     }

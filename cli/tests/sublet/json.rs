@@ -10,11 +10,13 @@ use serde_json::Value;
 use crate::fixture::{Fixture, Outcome};
 
 /// The commands that take `--json`, with what each is given here besides.
-const COMMANDS: [(&str, &str); 19] = [
+const COMMANDS: [(&str, &str); 21] = [
     ("cluster jobs", ""),
     ("cluster log", ""),
     ("cluster status", ""),
     ("cluster submit", "--name train -- true"),
+    ("config check", ""),
+    ("config show", ""),
     ("device set", "0 --quantum 5ms"),
     ("doctor", ""),
     ("events", ""),
@@ -93,6 +95,7 @@ fn every_command_that_takes_json_prints_one_object_with_its_schema() {
         }))),
         Request::SetDevice { .. } => Ok(Reply::Devices(vec![DeviceStatus::default()])),
         Request::Reload => Ok(Reply::Reloaded(Reloaded::default())),
+        Request::Config { .. } => Ok(Reply::Config(Box::default())),
         Request::Move(_) => Ok(Reply::Moved(Moved::default())),
         other => panic!("not expected here: {other:?}"),
     });

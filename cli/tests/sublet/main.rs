@@ -4,6 +4,7 @@
 //! `with_arbiter` and the workspace's integration suite.
 
 mod bad_input;
+mod config;
 mod events;
 mod fixture;
 mod interfere;

@@ -1,4 +1,4 @@
-//! `sublet ps`, `sublet set`, `sublet schema` and `--version`.
+//! `sublet ps`, `sublet set`, `sublet config schema` and `--version`.
 
 use std::os::unix::net::UnixListener;
 
@@ -138,9 +138,11 @@ fn jobs_are_paused_and_resumed_by_verbs() {
 #[test]
 fn the_schema_and_the_version_are_printed() {
     let fixture = Fixture::without_arbiter();
-    let schema: serde_json::Value = serde_json::from_str(&fixture.run(&["schema"]).stdout).unwrap();
+    let schema: serde_json::Value =
+        serde_json::from_str(&fixture.run(&["config", "schema"]).stdout).unwrap();
     assert_eq!(
-        schema["properties"]["job"]["items"]["properties"]["share"]["anyOf"][0]["maximum"],
+        schema["properties"]["rule"]["items"]["properties"]["cap"]["properties"]["share"]["anyOf"]
+            [0]["maximum"],
         1
     );
     let outcome = fixture.run(&["--version"]);

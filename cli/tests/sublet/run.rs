@@ -146,11 +146,9 @@ fn a_flag_beats_the_environment_and_that_beats_the_file() {
         mem = "1GiB"
         class = "opportunistic"
         on_arbiter_loss = "closed"
-        [[job]]
-        name = "tr*"
-        mem = "2GiB"
-        share = 0.2
-        device = 3
+        [[rule]]
+        match.name = "tr*"
+        set = { mem = "2GiB", share = 0.2, device = 3 }
         "#,
     );
     let mut command = fixture.sublet(["run", "--sim", "--share", "0.4", "true", "--share", "0.9"]);
@@ -185,7 +183,10 @@ fn a_flag_beats_the_environment_and_that_beats_the_file() {
 fn a_job_without_a_name_gets_one_from_the_arbiter_and_matches_by_its_command() {
     let fixture = Fixture::new();
     fixture.write("train.sh", "exit 0\n");
-    fixture.write("sublet.toml", "[[job]]\nname = \"train\"\nshare = 0.3\n");
+    fixture.write(
+        "sublet.toml",
+        "[[rule]]\nmatch.name = \"train\"\nset.share = 0.3\n",
+    );
     let outcome = fixture.run(&["run", "--sim", "sh", "-e", "./train.sh"]);
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     let spec = fixture.registered();

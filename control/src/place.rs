@@ -1,8 +1,11 @@
-//! Where a job runs, as the control group of a process says: its container, its pod, its Slurm job.
-//! That file is open to every user. Environments of other users' processes are not looked at.
+//! Who and where a process is, as the kernel says: its groups, its control group, and by that its
+//! container, its pod, its Slurm job. These files are open to every user. Environments of other
+//! users' processes are not looked at.
 
 use std::fs::File;
 use std::io::Read;
+
+use serde::{Deserialize, Serialize};
 
 /// A path in a control group is no longer; more than that is not read.
 const MAX_BYTES: u64 = 16 << 10;
@@ -10,7 +13,8 @@ const MAX_BYTES: u64 = 16 << 10;
 const ID_DIGITS: usize = 64;
 
 /// Each is empty where the job is in none.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Place {
     /// 64 hexadecimal digits.
     pub container: String,
@@ -18,6 +22,60 @@ pub struct Place {
     pub pod: String,
     /// Number of the job.
     pub slurm_job: String,
+}
+
+/// Who registers a job, beside its user.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Identity {
+    /// Its groups, the effective one first.
+    pub gids: Vec<u32>,
+    /// Its control groups, one for each hierarchy.
+    pub cgroups: Vec<String>,
+    pub place: Place,
+    /// The account of its Slurm job, by somebody who knows; empty: not known.
+    pub slurm_account: String,
+    /// The same as its own environment says.
+    pub claimed_account: String,
+}
+
+impl Identity {
+    /// Of a process of this PID namespace, without Slurm accounts. What cannot be read is empty.
+    pub fn of_process(pid: u32) -> Self {
+        let read = |name: &str| {
+            let mut text = String::new();
+            let read = File::open(format!("/proc/{pid}/{name}"))
+                .and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text));
+            read.map_or_else(|_| String::new(), |_| text)
+        };
+        let cgroup = read("cgroup");
+        Self {
+            gids: gids(&read("status")),
+            cgroups: paths(&cgroup).map(ToOwned::to_owned).collect(),
+            place: Place::of(&cgroup),
+            ..Self::default()
+        }
+    }
+}
+
+/// By the text of a process's `status` file.
+fn gids(status: &str) -> Vec<u32> {
+    let numbers = |name: &str| -> Vec<u32> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let words = line.unwrap_or_default().split_whitespace();
+        words.filter_map(|word| word.parse().ok()).collect()
+    };
+    // Real, effective, saved and of the file system.
+    let mut gids: Vec<u32> = numbers("Gid:").get(1).copied().into_iter().collect();
+    gids.extend(numbers("Groups:"));
+    gids.dedup();
+    gids
+}
+
+/// The path at the end of each line of a `cgroup` file: hierarchy:controllers:path, where the path
+/// may have colons.
+fn paths(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| line.splitn(3, ':').nth(2))
 }
 
 impl Place {
@@ -31,6 +89,7 @@ impl Place {
     }
 
     /// This one, with what it lacks from another.
+    #[must_use]
     pub fn or(self, other: Self) -> Self {
         let or = |own: String, other| if own.is_empty() { other } else { own };
         Self {
@@ -41,11 +100,9 @@ impl Place {
     }
 
     /// By the text of a process's `cgroup` file: a line for each hierarchy, with a path at its end.
-    fn of(text: &str) -> Self {
+    pub fn of(text: &str) -> Self {
         let mut place = Self::default();
-        for line in text.lines() {
-            // hierarchy:controllers:path, where the path may have colons.
-            let path = line.splitn(3, ':').nth(2).unwrap_or_default();
+        for path in paths(text) {
             let mut in_slurm = false;
             for part in path.split('/') {
                 in_slurm |= part.starts_with("slurm");
@@ -169,6 +226,17 @@ mod tests {
             );
             assert_eq!(found, (container, pod, slurm_job), "{text}");
         }
+    }
+
+    #[test]
+    fn the_kernel_says_who_a_process_is() {
+        let status = "Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t10\t11\t12\t13\nGroups:\t11 27 44 \n";
+        assert_eq!(gids(status), [11, 27, 44]);
+        assert_eq!(gids("Groups:\t\n"), [0; 0]);
+        let own = Identity::of_process(std::process::id());
+        assert!(!own.gids.is_empty() && !own.cgroups.is_empty(), "{own:?}");
+        assert!(own.cgroups.iter().all(|path| path.starts_with('/')));
+        assert_eq!(Identity::of_process(u32::MAX), Identity::default());
     }
 
     #[test]
