@@ -66,6 +66,10 @@ pub enum Command {
     Doctor(Doctor),
     /// Measure which jobs slow each other down on a GPU, and by how much
     Interfere(Interfere),
+    /// Run a command, and record its calls of the CUDA driver to a file
+    Record(RecordJob),
+    /// Make the calls of a recording again, with kernels that take as long
+    Replay(Replay),
     /// Kernels of Jupyter whose notebooks run as jobs
     Kernel(Kernel),
     /// Run the arbiter: the daemon that decides who uses a GPU when
@@ -214,6 +218,60 @@ pub struct Trace {
     /// Only spans on this device
     #[arg(long, value_name = "N|UUID")]
     pub device: Option<DeviceSelector>,
+}
+
+/// The file has what a job calls and how long its kernels take; no data, no values of parameters,
+/// no paths. Runs the command outside of every job, unless this is itself part of one. Ends with
+/// the command's own exit code.
+#[derive(Debug, Args)]
+pub struct RecordJob {
+    /// The file to write
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// How large the file may be; what comes after that is not recorded, and the command goes on
+    #[arg(long, value_name = "SIZE", value_parser = parse_max_size, default_value = "256MiB")]
+    pub max_size: u64,
+    /// Write numbers in place of the names of kernels
+    #[arg(long)]
+    pub no_names: bool,
+    /// Use the simulated GPU, also where there is a real one
+    #[arg(long)]
+    pub sim: bool,
+    /// Use this driver library instead of searching for libcuda.so.1
+    #[arg(long, value_name = "FILE", conflicts_with = "sim")]
+    pub driver: Option<PathBuf>,
+    /// The command and its arguments
+    #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
+    pub command: Vec<OsString>,
+}
+
+/// A CUDA program like any other: `sublet run -- sublet replay job.slr` runs it as a job.
+#[derive(Debug, Args)]
+pub struct Replay {
+    /// The recording
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Use the simulated GPU, also where there is a real one
+    #[arg(long)]
+    pub sim: bool,
+    /// Use this driver library instead of searching for libcuda.so.1
+    #[arg(long, value_name = "FILE", conflicts_with = "sim")]
+    pub driver: Option<PathBuf>,
+    /// Divide all times by this
+    #[arg(long, value_name = "FACTOR", value_parser = parse_speed, default_value = "1")]
+    pub speed: f64,
+    /// Begin anew at the end, for so long
+    #[arg(long = "for", value_name = "TIME", value_parser = control::parse_span)]
+    pub duration: Option<Duration>,
+    /// Print what is in the recording, and replay nothing
+    #[arg(long)]
+    pub show: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Replay one process of several: a replay starts itself so
+    #[arg(long, hide = true)]
+    pub process: Option<u16>,
 }
 
 /// Exits with 1 where something gets past the library, or would.
@@ -685,6 +743,25 @@ pub struct Policies {
     /// Print one JSON object: the policies
     #[arg(long)]
     pub json: bool,
+}
+
+fn parse_speed(text: &str) -> Result<f64, String> {
+    let speed: f64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
+    match (0.01..=1000.0).contains(&speed) {
+        true => Ok(speed),
+        false => Err(format!("{speed} is not between 0.01 and 1000")),
+    }
+}
+
+/// Least bytes of a recording: its header, its end and some calls.
+const SIZE_LEAST: u64 = 64 << 10;
+
+fn parse_max_size(text: &str) -> Result<u64, String> {
+    match control::parse_bytes(text) {
+        Ok(bytes) if bytes >= SIZE_LEAST => Ok(bytes),
+        Ok(bytes) => Err(format!("{bytes} bytes are too few: give 64KiB or more")),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn parse_name(name: &str) -> Result<String, control::BadName> {

@@ -21,6 +21,9 @@ mod mistake;
 mod moves;
 mod printable;
 mod ps;
+mod record;
+mod recording;
+mod replay;
 mod run;
 mod set;
 mod settings;
@@ -81,6 +84,13 @@ fn main() -> ExitCode {
                 Err(failure) => fail(&failure),
             };
         }
+        Command::Record(args) => {
+            return match record::record(&args) {
+                Ok(code) => ExitCode::from(code),
+                Err(failure) => fail(&failure),
+            };
+        }
+        Command::Replay(args) => replay::replay(&args),
         Command::Metrics(args) => metrics::metrics(&args),
         Command::Top(args) => {
             return match top::top(&args) {

@@ -19,8 +19,8 @@
 //! of the program wait at; nowhere else.
 //!
 //! The modules below stand on floors, from the lowest up: [`ground`], [`driver`], [`attachment`],
-//! [`nvml`], [`gate`], [`metering`], [`residency`], [`memory`], [`lifecycle`], [`entry`]. None
-//! imports one of a higher floor.
+//! [`nvml`], [`gate`], [`recording`], [`metering`], [`residency`], [`memory`], [`lifecycle`],
+//! [`entry`]. None imports one of a higher floor.
 
 #![allow(non_snake_case, reason = "hooks bear the driver's names")]
 // The crate's own tests are a program like any other. Built for them nothing is exported: it would
@@ -42,4 +42,5 @@ mod lifecycle;
 mod memory;
 mod metering;
 mod nvml;
+mod recording;
 mod residency;

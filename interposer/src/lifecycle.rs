@@ -10,13 +10,14 @@ use crate::driver::{injection, real};
 use crate::gate::{capture, follow, marks, registration};
 use crate::ground::process::{self, Handlers};
 use crate::ground::thread::thread;
-use crate::{metering, nvml, residency};
+use crate::{metering, nvml, recording, residency};
 
 static HANDLERS: Handlers = Handlers { in_child, at_exit };
 
 /// After a successful `cuInit`: attaches to the arbiter, once. Says what the program is answered
 /// instead of success, if it must not run ungoverned.
 pub(crate) fn attach() -> Result<(), CUresult> {
+    let _ = std::panic::catch_unwind(recording::begin);
     client::attach(&client::Steps {
         prepare,
         attached: residency::begin,

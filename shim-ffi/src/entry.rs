@@ -2,6 +2,8 @@
 
 use core::ffi::CStr;
 
+use crate::recording::{Awaited, Taken, Way};
+
 /// What the interposer does with a symbol (`interposer_action` of the classification).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Action {
@@ -318,6 +320,72 @@ pub enum Operands {
     Batch,
 }
 
+/// What a recording of a job has of a successful call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Records {
+    /// Nothing.
+    Nothing,
+    /// A launch of the function at 0: blocks at 1 to 3, threads at 4 to 6, shared memory at 7.
+    Launch,
+    /// A launch of the function at 1, as the `CUlaunchConfig` at 0 says.
+    LaunchOf,
+    /// A launch of the executable graph at 0.
+    Graph,
+    /// An executable graph, written to 0, of the graph at 1.
+    GraphMade,
+    /// The executable graph at 0 ends.
+    GraphGone,
+    /// A function, written to 0, of the name at 2.
+    Function,
+    /// A function, written to 0, of the kernel at 1.
+    FunctionOf,
+    /// Memory, its address or handle written to 0, of as many bytes as this position says.
+    Takes {
+        /// Position of the number of bytes.
+        bytes: u8,
+        /// What kind of memory.
+        kind: Taken,
+    },
+    /// Device memory, its address written to 0, in as many rows as 3 says, of the pitch written to
+    /// 1.
+    TakesRows,
+    /// Host memory at 0, of as many bytes as 1 says, is locked.
+    Locks,
+    /// Memory at 0 is given back.
+    Gives,
+    /// Addresses from 0, as many bytes as 1 says, now mean the handle of physical memory at 3.
+    Maps,
+    /// A copy of what [`Traits::operands`] says.
+    Copy {
+        /// Between which sides.
+        way: Way,
+    },
+    /// A fill of what [`Traits::operands`] says.
+    Fill,
+    /// A stream, written to 0, of the flags at 1.
+    StreamMade {
+        /// Position of the priority, of a call that takes one.
+        priority: Option<u8>,
+    },
+    /// The stream at 0 ends.
+    StreamGone,
+    /// An event, written to 0, of the flags at 1.
+    EventMade,
+    /// The event at 0 ends.
+    EventGone,
+    /// The event at 0 is recorded.
+    EventRecorded,
+    /// The stream at 0 waits for the event at 1.
+    EventAwaited,
+    /// The host has waited, or has learnt that there is nothing to wait for.
+    Waits {
+        /// For what; a handle at 0, but of a context.
+        what: Awaited,
+    },
+    /// A context may end.
+    ContextGone,
+}
+
 /// What a call means beyond its action. Positions of arguments are counted from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Traits {
@@ -350,6 +418,8 @@ pub struct Traits {
     /// Whether a refused process may ask it: texts and numbers that have nothing to do with a
     /// device.
     pub always: bool,
+    /// What a recording has of it.
+    pub records: Records,
 }
 
 impl Traits {
@@ -367,6 +437,7 @@ impl Traits {
         work: Work::Any,
         operands: Operands::Unknown,
         always: false,
+        records: Records::Nothing,
     };
 }
 

@@ -20,14 +20,15 @@ mod entry;
 mod enums;
 mod handles;
 pub mod nvml;
+pub mod recording;
 pub mod resolve;
 mod status;
 mod structs;
 mod table;
 
 pub use entry::{
-    Action, Blocks, COUNT, Capture, Context, ENTRIES, Entry, Operands, Role, SYMBOLS, Shape,
-    Shares, Space, StreamAt, Symbol, Tracks, Traits, Variant, Waits, Work,
+    Action, Blocks, COUNT, Capture, Context, ENTRIES, Entry, Operands, Records, Role, SYMBOLS,
+    Shape, Shares, Space, StreamAt, Symbol, Tracks, Traits, Variant, Waits, Work,
 };
 pub use enums::*;
 pub use handles::*;

@@ -211,6 +211,32 @@ fn positions(traits: Traits) -> Vec<u8> {
         Operands::Plane | Operands::Volume | Operands::PeerVolume => vec![0],
         Operands::Batch => vec![0, 1, 2, 3],
     });
+    all.extend(match traits.records {
+        Records::Nothing | Records::ContextGone | Records::Copy { .. } | Records::Fill => vec![],
+        Records::Launch => (0..8).collect(),
+        Records::Takes { bytes, .. } => vec![0, bytes],
+        Records::Function => vec![0, 1, 2],
+        Records::TakesRows | Records::Maps => vec![0, 1, 2, 3],
+        Records::LaunchOf
+        | Records::GraphMade
+        | Records::FunctionOf
+        | Records::Locks
+        | Records::EventMade
+        | Records::EventAwaited => vec![0, 1],
+        Records::StreamMade { priority } => {
+            [Some(0), Some(1), priority].into_iter().flatten().collect()
+        }
+        Records::Waits {
+            what: recording::Awaited::Context,
+        } => vec![],
+        Records::Graph
+        | Records::GraphGone
+        | Records::Gives
+        | Records::StreamGone
+        | Records::EventGone
+        | Records::EventRecorded
+        | Records::Waits { .. } => vec![0],
+    });
     all
 }
 

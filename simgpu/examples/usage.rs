@@ -72,11 +72,12 @@ fn device(device: &DeviceView) -> String {
         .collect();
     // Names come from profiles, which hold plain text; Rust's escapes of it are JSON's.
     format!(
-        "{{\"name\":{:?},\"usable_bytes\":{},\"used_bytes\":{},\"switches\":{},\"processes\":[{}]}}",
+        "{{\"name\":{:?},\"usable_bytes\":{},\"used_bytes\":{},\"switches\":{},\"busy_ns\":{},\"processes\":[{}]}}",
         device.name,
         device.usable_bytes,
         device.used_bytes,
         device.switches,
+        device.busy_ns,
         processes.join(",")
     )
 }

@@ -17,6 +17,8 @@ pub struct DeviceView {
     pub peak_bytes: u64,
     /// Times that the compute engine went from one process to another.
     pub switches: u64,
+    /// Time that the compute engine was given to anybody, in nanoseconds.
+    pub busy_ns: u64,
     /// Live processes.
     pub processes: Vec<Usage>,
 }
@@ -48,6 +50,7 @@ pub fn snapshot() -> Result<Vec<DeviceView>, &'static DeviceStateError> {
             used_bytes: device_state.used(device),
             peak_bytes: device_state.peak(device),
             switches: device_state.switches(device),
+            busy_ns: device_state.busy_ns(device),
             processes: device_state.usages(device),
         })
         .collect())

@@ -21,6 +21,7 @@ mod namespaces;
 mod one_table;
 mod python;
 mod quota;
+mod recording;
 mod refusal;
 mod residency;
 mod resize;

@@ -65,6 +65,32 @@ pub fn of_job(
     vars
 }
 
+/// What a command that is recorded needs: the library, the driver, and nothing of a job.
+pub fn of_recorded(
+    driver: &Driver,
+    install: &Install,
+    var: impl Fn(&str) -> Option<OsString>,
+) -> Vec<(&'static str, OsString)> {
+    let preload = var("LD_PRELOAD").unwrap_or_default();
+    let library = install.library().as_os_str();
+    let mut vars = vec![
+        (
+            "LD_PRELOAD",
+            prepend(library, &preload, |b| matches!(b, b':' | b' ')),
+        ),
+        ("SUBLET_DRIVER", driver.path.clone().into()),
+    ];
+    if driver.simulated.is_some() {
+        let path = var("LD_LIBRARY_PATH").unwrap_or_default();
+        let sim = install.sim_dir().as_os_str();
+        vars.push((
+            "LD_LIBRARY_PATH",
+            prepend(sim, &path, |b| matches!(b, b':' | b';')),
+        ));
+    }
+    vars
+}
+
 /// What `--step-hook` adds: Python runs what is in the first folder of its path at its start.
 pub fn of_step_hook(folder: &Path, var: impl Fn(&str) -> Option<OsString>) -> OsString {
     let path = var("PYTHONPATH").unwrap_or_default();

@@ -5,10 +5,10 @@
 //! job, and the arbiter has agreed before the command starts. The job's process is ours (`exec`),
 //! so its exit code, its signals and its terminal need no forwarding.
 
-mod command;
+pub mod command;
 pub mod driver;
 pub mod elf;
-mod environment;
+pub mod environment;
 mod exec;
 pub mod install;
 mod ld_cache;

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::fixture::{Fixture, Outcome};
 
 /// The commands that take `--json`, with what each is given here besides.
-const COMMANDS: [(&str, &str); 21] = [
+const COMMANDS: [(&str, &str); 22] = [
     ("cluster jobs", ""),
     ("cluster log", ""),
     ("cluster status", ""),
@@ -24,6 +24,7 @@ const COMMANDS: [(&str, &str); 21] = [
     ("pause", "train"),
     ("ps", ""),
     ("reload", ""),
+    ("replay", "job.slr --show"),
     ("restore", "train"),
     ("resume", "train"),
     ("set", "train --share 50%"),
@@ -111,6 +112,12 @@ fn every_command_that_takes_json_prints_one_object_with_its_schema() {
         "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n\
          1,1,0,10,resnet50,100,1\n",
     );
+    let recordings = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/recordings");
+    std::fs::copy(
+        format!("{recordings}/infer_loop.slr"),
+        fixture.at("job.slr"),
+    )
+    .unwrap();
     // Of `events` each event is one.
     fixture.write(
         "run/journal.jsonl",
