@@ -78,6 +78,11 @@ impl<Q: Send + 'static, A: Send + 'static> Background<Q, A> {
         answers
     }
 
+    /// The bell, for somebody else to ring it too.
+    pub fn ringer(&self) -> Bell {
+        self.bell.clone()
+    }
+
     /// Rings when there are answers.
     pub fn bell(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()

@@ -99,9 +99,12 @@ impl Arbiter {
         Ok(())
     }
 
-    /// The quota file was read.
+    /// The quota files were read, or may have changed.
     pub(crate) fn on_rules(&mut self) {
         let read = self.rulebook.take();
+        if let Err(error) = self.rulebook.look_again() {
+            tracing::error!("{error}");
+        }
         if read.iter().any(|(_, why)| *why != Why::Changed) {
             self.supervisor.reloaded();
         }

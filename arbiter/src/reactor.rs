@@ -28,10 +28,8 @@ pub enum Event {
     Saved,
     /// Login names were looked up.
     Names,
-    /// The quota file was read.
+    /// The quota files were read, or may have changed.
     Rules,
-    /// A quota file may have changed.
-    Changed,
     /// The census has an answer.
     Census,
     /// A connected client says hello, or hangs up.
@@ -266,7 +264,6 @@ impl Event {
             Self::Census => (13, 0),
             Self::Names => (14, 0),
             Self::Rules => (15, 0),
-            Self::Changed => (16, 0),
         };
         (kind << 56) | (id & ((1 << 56) - 1))
     }
@@ -288,7 +285,6 @@ impl Event {
             13 => Self::Census,
             14 => Self::Names,
             15 => Self::Rules,
-            16 => Self::Changed,
             _ => return None,
         })
     }
@@ -309,7 +305,6 @@ mod tests {
             Event::Saved,
             Event::Names,
             Event::Rules,
-            Event::Changed,
             Event::Census,
             Event::Greeting(1),
             Event::Doorbell(2),

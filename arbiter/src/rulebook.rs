@@ -79,10 +79,12 @@ impl Rulebook {
             // Each request has a read of its own that begins after it.
             Background::start("rules", MAX_RELOADS, move |why| (read(), why))
         });
-        let watch = options.watched.take().map(Watch::start);
+        let reader = reader.transpose()?;
+        let watched = options.watched.take().zip(reader.as_ref());
+        let watch = watched.map(|(paths, reader)| Watch::start(paths, reader.ringer()));
         Ok(Self {
-            reader: reader.transpose()?,
             watch: watch.transpose()?,
+            reader,
             loaded_unix_ms: 0,
             errors: Vec::new(),
             options,
@@ -115,17 +117,16 @@ impl Rulebook {
         self.options.sections.files.iter().any(|own| own == file)
     }
 
-    /// Readable when the quota files may have changed; `None`: nobody looks.
-    pub fn watch_bell(&self) -> Option<BorrowedFd<'_>> {
-        self.watch.as_ref().map(Watch::bell)
-    }
-
-    /// The quota files may have changed: has them read.
+    /// Has the quota files read where they may have changed. Asked after what was read was
+    /// [taken](Self::take).
+    ///
+    /// # Errors
+    /// Too many wait for it.
     pub fn look_again(&self) -> Result<(), ControlError> {
-        if let Some(watch) = &self.watch {
-            watch.silence();
+        if self.watch.as_ref().is_some_and(Watch::take) {
+            return self.ask(Why::Changed);
         }
-        self.ask(Why::Changed)
+        Ok(())
     }
 
     /// What is in force, and what is wrong with what is not.

@@ -222,10 +222,6 @@ impl Arbiter {
                 let bell = arbiter.names.bell();
                 arbiter.poller.add(bell, Event::Names, Interest::Read)
             })
-            .and_then(|()| match arbiter.rulebook.watch_bell() {
-                Some(bell) => arbiter.poller.add(bell, Event::Changed, Interest::Read),
-                None => Ok(()),
-            })
             .and_then(|()| match arbiter.rulebook.bell() {
                 Some(bell) => arbiter.poller.add(bell, Event::Rules, Interest::Read),
                 None => Ok(()),
@@ -422,11 +418,6 @@ impl Arbiter {
                 match self.rulebook.ask(Why::Signal) {
                     Ok(()) => self.supervisor.reloads(now_ns),
                     Err(error) => tracing::error!("{error}"),
-                }
-            }
-            Event::Changed => {
-                if let Err(error) = self.rulebook.look_again() {
-                    tracing::error!("{error}");
                 }
             }
         }

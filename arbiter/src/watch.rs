@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -31,39 +31,47 @@ const NOISY: Duration = Duration::from_millis(200);
 /// TIMEOUT: how old the knowledge may be where the kernel tells nothing.
 const POLLING: Duration = Duration::from_secs(1);
 
+/// Below this limit of descriptors none is spent on changes.
+const FEW_DESCRIPTORS: u64 = 64;
+
 /// The thread, as the loop sees it. It is left to itself when this is dropped.
 #[derive(Debug)]
 pub struct Watch {
-    /// Rings when something may have changed.
-    bell: Bell,
+    changed: Arc<AtomicBool>,
     polls: Arc<AtomicBool>,
 }
 
 impl Watch {
-    /// Watches what `paths` says, each time it is asked; whatever is found from here on rings.
+    /// Watches what `paths` says, each time it is asked; whatever is found from here on rings the
+    /// bell.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(paths: impl Fn() -> Vec<PathBuf> + Send + 'static) -> io::Result<Self> {
+    pub fn start(
+        paths: impl Fn() -> Vec<PathBuf> + Send + 'static,
+        bell: Bell,
+    ) -> io::Result<Self> {
         let watch = Self {
-            bell: Bell::new()?,
+            changed: Arc::default(),
             polls: Arc::default(),
         };
-        let (bell, polls) = (watch.bell.clone(), Arc::clone(&watch.polls));
+        let (changed, polls) = (Arc::clone(&watch.changed), Arc::clone(&watch.polls));
+        let ring = move || {
+            // SYNC(changed): pairs with `Watch::take`; the files themselves are what it publishes.
+            changed.store(true, Ordering::Release);
+            bell.ring();
+        };
         std::thread::Builder::new()
             .name("config".into())
-            .spawn(move || look(&paths, &bell, &polls))?;
+            .spawn(move || look(&paths, &ring, &polls))?;
         Ok(watch)
     }
 
-    /// Readable when something may have changed.
-    pub fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
-    }
-
-    /// What it rang for is looked at after this.
-    pub fn silence(&self) {
-        self.bell.silence();
+    /// Whether something may have changed since this was asked last. Asked after the bell was
+    /// silenced.
+    pub fn take(&self) -> bool {
+        // SYNC(changed): pairs with the thread's store.
+        self.changed.swap(false, Ordering::Acquire)
     }
 
     /// How changes are noticed.
@@ -77,7 +85,7 @@ impl Watch {
     }
 }
 
-fn look(paths: &impl Fn() -> Vec<PathBuf>, bell: &Bell, polls: &AtomicBool) {
+fn look(paths: &impl Fn() -> Vec<PathBuf>, ring: &impl Fn(), polls: &AtomicBool) {
     // What was read at the start may be older than this: the first look always rings.
     let mut known = None;
     loop {
@@ -87,7 +95,7 @@ fn look(paths: &impl Fn() -> Vec<PathBuf>, bell: &Bell, polls: &AtomicBool) {
         let found = marks(&watched);
         if known.as_ref() != Some(&found) {
             known = Some(found);
-            bell.ring();
+            ring();
         }
         match listening {
             Ok(listening) => {
@@ -140,6 +148,11 @@ struct Listening {
 
 impl Listening {
     fn to(paths: &[PathBuf]) -> io::Result<Self> {
+        // A descriptor more is then a job less.
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        if limit.current.is_some_and(|most| most < FEW_DESCRIPTORS) {
+            return Err(io::Error::other("the limit of descriptors is low"));
+        }
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         let mut names: BTreeMap<i32, BTreeSet<OsString>> = BTreeMap::new();
         let mut done = BTreeSet::new();
@@ -246,6 +259,7 @@ mod tests {
     struct Watched {
         dir: tempfile::TempDir,
         watch: Watch,
+        bell: Bell,
     }
 
     impl Watched {
@@ -256,11 +270,10 @@ mod tests {
         /// Whether it rings within the time of a test.
         fn rings(&self) -> bool {
             let limit = Timespec::try_from(testbed::PATIENCE).expect("a time");
-            let bell = self.watch.bell();
-            let mut fds = [PollFd::new(&bell, PollFlags::IN)];
-            let ready = poll(&mut fds, Some(&limit)).expect("poll");
-            self.watch.silence();
-            ready > 0
+            let mut fds = [PollFd::new(&self.bell, PollFlags::IN)];
+            poll(&mut fds, Some(&limit)).expect("poll");
+            self.bell.silence();
+            self.watch.take()
         }
     }
 
@@ -274,8 +287,9 @@ mod tests {
             }
             paths
         };
-        let watch = Watch::start(paths).expect("a thread");
-        let watched = Watched { dir, watch };
+        let bell = Bell::new().expect("a bell");
+        let watch = Watch::start(paths, bell.clone()).expect("a thread");
+        let watched = Watched { dir, watch, bell };
         assert!(watched.rings(), "of what is there at the start");
         watched
     }
@@ -323,11 +337,10 @@ mod tests {
         assert!(it.rings());
         while {
             let limit = Timespec::try_from(NOISY * 3).expect("a time");
-            let bell = it.watch.bell();
-            let mut fds = [PollFd::new(&bell, PollFlags::IN)];
-            let rang = poll(&mut fds, Some(&limit)).expect("poll") > 0;
-            it.watch.silence();
-            rang
+            let mut fds = [PollFd::new(&it.bell, PollFlags::IN)];
+            poll(&mut fds, Some(&limit)).expect("poll");
+            it.bell.silence();
+            it.watch.take()
         } {}
         for number in 0..50 {
             fs::write(it.at(&format!("etc/other-{number}")), "1").expect("a file");
