@@ -11,8 +11,10 @@ mod graph;
 mod timing;
 
 use std::ffi::{CStr, c_char};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
+use rustix::fs::{Mode, OFlags};
 use shim_ffi::recording::{Kind, Raw, Ring, TEXT_BYTES, VARIABLE, WORDS, stopped};
 use shim_ffi::*;
 
@@ -64,29 +66,23 @@ pub(crate) fn begin() {
 }
 
 fn map(path: &CStr) -> Option<*mut Ring> {
-    // SAFETY: a NUL-terminated path; the mapping is checked for its size before it is looked at,
-    // and a ring's memory is sealed against shrinking.
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    let size = rustix::fs::fstat(&file).ok()?.st_size;
+    if usize::try_from(size) != Ok(Ring::BYTES) {
+        return None;
+    }
+    // SAFETY: the mapping has the size that the file was found to have, and a ring's memory is
+    // sealed against shrinking.
     unsafe {
-        let file = libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
-        if file < 0 {
-            return None;
-        }
-        let mut about: libc::stat = std::mem::zeroed();
-        let fits = libc::fstat(file, &raw mut about) == 0
-            && usize::try_from(about.st_size).is_ok_and(|size| size == Ring::BYTES);
-        let at = if fits {
-            libc::mmap(
-                std::ptr::null_mut(),
-                Ring::BYTES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file,
-                0,
-            )
-        } else {
-            libc::MAP_FAILED
-        };
-        libc::close(file);
+        let at = libc::mmap(
+            std::ptr::null_mut(),
+            Ring::BYTES,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        );
         if at == libc::MAP_FAILED {
             return None;
         }
