@@ -215,8 +215,11 @@ fn a_process_that_does_nothing_keeps_its_place_in_the_quota_over_a_restart() {
     let pid: u32 = idle.ask("pid").parse().expect("a process id");
     assert_eq!(idle.ask("init"), "0");
     assert_eq!(idle.ask(&format!("alloc plain {}", 768 * MIB)), "0 0");
-    wait_until("its page is kept", || {
-        (manager.kept().len() == 1).then_some(())
+    wait_until("its page is kept, and who it is", || {
+        let state = std::fs::read(sandbox.path("run/state.json")).ok()?;
+        let state: serde_json::Value = serde_json::from_slice(&state).ok()?;
+        let known = state["tenants"][0]["clients"][0]["pid"] == pid;
+        (known && manager.kept().len() == 1).then_some(())
     });
     manager.service().kill();
     manager.take_service().wait();
