@@ -16,9 +16,6 @@ use policy::{Slice, TenantId};
 
 use super::roster::Roster;
 
-/// A hand-over leaves no more than this out of the new holder's account.
-const FORGIVEN_NS: u64 = 200_000;
-
 /// What a device takes to turn from one process's context to another's, in nanoseconds: tens of
 /// microseconds (`docs/reference/simgpu.md`). Slices are long enough for that as well: with
 /// hand-overs of 15 us alone they would be 2 ms, and lose 1.75 %.
@@ -105,16 +102,13 @@ impl HandOver {
     }
 
     /// A slice begins at `now_ns` after somebody else's; `drains`: in-flight work is left of that.
-    /// Returns what the new holder is not charged for: what nobody can use is nobody's, or those
-    /// with many hand-overs would pay for more of them.
-    pub fn begin(&mut self, now_ns: u64, tenant: TenantId, drains: bool) -> u64 {
+    pub fn begin(&mut self, now_ns: u64, tenant: TenantId, drains: bool) {
         let drained_ns = self.drained_ns.take();
         self.under_way = Some(UnderWay {
             tenant,
             over_ns: drained_ns.or((!drains).then_some(now_ns)),
             opened_ns: now_ns,
         });
-        self.cost.ns().min(FORGIVEN_NS)
     }
 
     /// Whether the end of drains tells what a hand-over costs.
@@ -123,14 +117,14 @@ impl HandOver {
     }
 
     /// Looks whether the new holder has come, and when.
-    pub fn learn(&mut self, now_ns: u64, device: usize, roster: &Roster) {
+    pub fn learn(&mut self, now_ns: u64, device: usize, roster: &mut Roster) {
         let Some(under_way) = &mut self.under_way else {
             return;
         };
         // The drain that it began before.
         under_way.over_ns = under_way.over_ns.or(self.drained_ns);
         let under_way = *under_way;
-        let holder = roster.find(under_way.tenant);
+        let holder = roster.find_mut(under_way.tenant);
         let Some(holder) = holder.filter(|entity| {
             let hold = entity.hold();
             hold.is_some_and(|hold| hold.was_opened_at(under_way.opened_ns))
@@ -149,7 +143,9 @@ impl HandOver {
             .min();
         if let (Some(let_in_ns), Some(over_ns)) = (let_in, under_way.over_ns) {
             // Nothing where it was there before that.
-            self.cost.note(let_in_ns.saturating_sub(over_ns));
+            let cost_ns = let_in_ns.saturating_sub(over_ns);
+            self.cost.note(cost_ns);
+            holder.note_hand_over(cost_ns);
             self.under_way = None;
         }
     }

@@ -451,7 +451,7 @@ impl DeviceScheduler {
             self.hand_over.note_drained(drained_ns);
         }
         self.settle_contest(now_ns);
-        self.hand_over.learn(now_ns, self.device, &self.roster);
+        self.hand_over.learn(now_ns, self.device, &mut self.roster);
     }
 
     /// Takes the device from those that may not run. Returns when one of them may again, or one

@@ -61,6 +61,16 @@ impl Roster {
         Some(self.entities.swap_remove(at))
     }
 
+    /// For how long hand-overs to the tenants other than this one leave the device idle, in the
+    /// mean, as far as that is known: nothing that it claims is in that.
+    pub fn hand_overs_to_others_ns(&self, tenant: TenantId) -> u64 {
+        let others = self.iter().filter(|entity| entity.tenant != tenant);
+        let (sum_ns, known) = others
+            .filter_map(RunEntity::hand_over_ns)
+            .fold((0, 0), |(sum_ns, known), ns| (sum_ns + ns, known + 1));
+        sum_ns / u64::max(known, 1)
+    }
+
     /// Whether nobody has a client here.
     pub fn is_deserted(&self) -> bool {
         self.iter().all(|entity| entity.clients().is_empty())

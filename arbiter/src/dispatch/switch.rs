@@ -6,6 +6,9 @@ use policy::{Class, Decision, QuantumBounds, Slice, TenantId};
 use super::entity::RunEntity;
 use super::{DeviceScheduler, drain};
 
+/// A hand-over leaves no more than this out of the new holder's account.
+const FORGIVEN_NS: u64 = 200_000;
+
 impl DeviceScheduler {
     /// Who holds the device, when to decide again, and who comes next.
     pub(super) fn decide(&mut self, now_ns: u64) -> Decision {
@@ -254,8 +257,11 @@ impl DeviceScheduler {
         if handed_over {
             let behind_until_ns = self.behind_until_ns(now_ns, at);
             let (tenant, drains) = (self.roster[at].tenant, self.roster.is_draining());
-            let forgiven_ns = self.hand_over.begin(now_ns, tenant, drains);
-            self.roster[at].excuse(forgiven_ns, behind_until_ns);
+            self.hand_over.begin(now_ns, tenant, drains);
+            // What nobody can use is nobody's, or those with many hand-overs would pay for more of
+            // them.
+            let most_ns = self.roster.hand_overs_to_others_ns(tenant);
+            self.roster[at].excuse(most_ns.min(FORGIVEN_NS), behind_until_ns);
         }
     }
 

@@ -9,7 +9,7 @@ use super::*;
 /// Clients whose threads come so long after their gate has opened; what each of them used after
 /// that.
 struct SlowThreads {
-    stall_ns: u64,
+    stall_ns: Vec<u64>,
     now_ns: u64,
     opened_ns: Vec<Option<u64>>,
     used_ns: Vec<u64>,
@@ -18,7 +18,7 @@ struct SlowThreads {
 impl SlowThreads {
     fn new(bench: &Bench, stall_ns: u64) -> Self {
         Self {
-            stall_ns,
+            stall_ns: vec![stall_ns; bench.pages.len()],
             now_ns: bench.now_ns,
             opened_ns: vec![None; bench.pages.len()],
             used_ns: vec![0; bench.pages.len()],
@@ -37,7 +37,7 @@ impl SlowThreads {
                 continue;
             }
             let opened_ns = *self.opened_ns[at].get_or_insert(self.now_ns - 50 * US);
-            if self.now_ns < opened_ns + self.stall_ns {
+            if self.now_ns < opened_ns + self.stall_ns[at] {
                 continue;
             }
             if pages.client.waiting(0) > 0 {
@@ -103,6 +103,19 @@ fn the_time_of_a_hand_over_is_charged_to_nobody() {
     stall.run(&mut bench, 20_000 * MS);
     let part = stall.used_ns[1] as f64 / stall.used_ns.iter().sum::<u64>() as f64;
     assert!((part / 0.25 - 1.0).abs() < 0.01, "{part}");
+}
+
+#[test]
+fn who_comes_at_once_is_let_off_nothing() {
+    let mut bench = Bench::new(&[125_000; 8]);
+    bench.scheduler.run_as(0, lasting(5000, 5000));
+    let mut stall = SlowThreads::new(&bench, 100 * US);
+    stall.stall_ns[3] = 0;
+    stall.run(&mut bench, 2000 * MS);
+    stall.used_ns = vec![0; 8];
+    stall.run(&mut bench, 40_000 * MS);
+    let part = stall.used_ns[3] as f64 / stall.used_ns.iter().sum::<u64>() as f64;
+    assert!((part / 0.125 - 1.0).abs() < 0.005, "{part}");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! tenant comes, and after [`GRACE_NS`] at the latest. What a hand-over leaves out of the account
 //! is of one slice: nothing of it is left when the gate opens the next time.
 
+use policy::quantum::SwitchCost;
 use policy::{Holder, TenantId};
 
 use super::WAKE_NS;
@@ -69,6 +70,8 @@ pub struct Holding {
     came: bool,
     /// It took long to come the last time.
     slow: bool,
+    /// What a hand-over to it costs.
+    cost: SwitchCost,
     /// Of the slice that has begun, what is not charged to it.
     forgiven_ns: u64,
     /// Its slice began before the end of the drain before it, which is expected then: until one of
@@ -82,6 +85,7 @@ impl Default for Holding {
             hold: None,
             came: true,
             slow: false,
+            cost: SwitchCost::default(),
             forgiven_ns: 0,
             behind_until_ns: 0,
         }
@@ -147,9 +151,21 @@ impl Holding {
         }
     }
 
-    /// What the hand-over to it leaves out of its account.
-    pub fn excuse(&mut self, forgiven_ns: u64, behind_until_ns: u64) {
-        (self.forgiven_ns, self.behind_until_ns) = (forgiven_ns, behind_until_ns);
+    /// What the hand-over to it leaves out of its account: what one to it costs, as far as that is
+    /// known, and no more than `most_ns`. Who comes at once has nothing to be let off.
+    pub fn excuse(&mut self, most_ns: u64, behind_until_ns: u64) {
+        self.forgiven_ns = self.hand_over_ns().map_or(most_ns, |ns| ns.min(most_ns));
+        self.behind_until_ns = behind_until_ns;
+    }
+
+    /// A hand-over to it left the device idle for so long.
+    pub fn note_hand_over(&mut self, idle_ns: u64) {
+        self.cost.note(idle_ns);
+    }
+
+    /// For how long hand-overs to it do, as learnt; `None`: none was seen.
+    pub fn hand_over_ns(&self) -> Option<u64> {
+        (self.cost.seen() > 0).then_some(self.cost.ns())
     }
 
     /// Whether it is queued behind a drain, where there is one.
@@ -246,6 +262,22 @@ mod tests {
         holding.begin(1300, false, 3000);
         assert!(!holding.is_behind(1400));
         assert_eq!(holding.forgive(200), 200);
+    }
+
+    #[test]
+    fn a_hand_over_leaves_out_what_those_to_this_tenant_cost_and_no_more_than_others() {
+        let left_out = |own_ns: &[u64], most_ns: u64| {
+            let mut holding = Holding::default();
+            own_ns.iter().for_each(|ns| holding.note_hand_over(*ns));
+            holding.begin(1000, false, 3000);
+            holding.excuse(most_ns, 0);
+            1000 - holding.forgive(1000)
+        };
+        assert_eq!(left_out(&[], 300), 300, "nothing is known of it");
+        assert_eq!(left_out(&[0, 0], 300), 0, "it comes at once");
+        assert_eq!(left_out(&[100, 100], 300), 100);
+        assert_eq!(left_out(&[900, 900], 300), 300, "whatever it claims");
+        assert_eq!(left_out(&[900, 900], 0), 0);
     }
 
     #[test]

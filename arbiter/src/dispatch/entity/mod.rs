@@ -443,10 +443,20 @@ impl RunEntity {
         woken
     }
 
-    /// The device was handed over to it: it is not charged for `forgiven_ns`, nor until
-    /// `behind_until_ns` while what was there before drains.
-    pub fn excuse(&mut self, forgiven_ns: u64, behind_until_ns: u64) {
-        self.holding.excuse(forgiven_ns, behind_until_ns);
+    /// The device was handed over to it: it is not charged for what that costs, `most_ns` at most,
+    /// nor until `behind_until_ns` while what was there before drains.
+    pub fn excuse(&mut self, most_ns: u64, behind_until_ns: u64) {
+        self.holding.excuse(most_ns, behind_until_ns);
+    }
+
+    /// A hand-over to it left the device idle for so long.
+    pub fn note_hand_over(&mut self, idle_ns: u64) {
+        self.holding.note_hand_over(idle_ns);
+    }
+
+    /// For how long hand-overs to it leave the device idle, as learnt; `None`: none was seen.
+    pub fn hand_over_ns(&self) -> Option<u64> {
+        self.holding.hand_over_ns()
     }
 
     /// Others wait: it is charged for all of a slice that it has.
