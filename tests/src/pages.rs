@@ -181,9 +181,31 @@ pub fn commands(text: &str) -> Vec<String> {
     found
 }
 
+/// What a page says of itself in a comment `<!-- NAME: a | b -->`: the parts, without the blanks
+/// around them; nothing where there is no such comment.
+pub fn remarks(text: &str, name: &str) -> Vec<String> {
+    let begin = format!("<!-- {name}: ");
+    let found = text.lines().filter_map(|line| {
+        let line = line.trim().strip_prefix(&begin)?;
+        line.strip_suffix(" -->")
+    });
+    found
+        .flat_map(|parts| parts.split(" | "))
+        .map(|part| part.trim().to_owned())
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_page_remarks_what_it_shows_and_needs() {
+        let text = "# T\n\n<!-- shows: a b | c -->\ntext <!-- shows: d -->\n<!-- needs: e -->\n";
+        assert_eq!(remarks(text, "shows"), ["a b", "c"]);
+        assert_eq!(remarks(text, "needs"), ["e"]);
+        assert!(remarks(text, "other").is_empty());
+    }
 
     #[test]
     fn links_in_code_count_for_nothing() {
