@@ -32,6 +32,7 @@ MEASURING = {
     "scripts/bench/iterations": "takes minutes",
     "scripts/bench/overhead": "takes minutes",
     "scripts/bench/protect": "takes minutes",
+    "scripts/bench/replay": "takes minutes",
     "scripts/bench/rows": "builds",
     "scripts/bench/scaling": "takes minutes",
     "scripts/bench/switch": "takes minutes",
@@ -180,13 +181,39 @@ class Measuring(unittest.TestCase):
         self.assertEqual([list(left) for left in runs.values()], [[], [], [], []])
 
 
+def loaded(name, path):
+    """A script as a module."""
+    loader = importlib.machinery.SourceFileLoader(name, str(ROOT / path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
+class RealPrograms(unittest.TestCase):
+    """scripts/real-programs: what a quota changes because a device of its size would."""
+
+    def of_the_size(self, governed, small):
+        programs = loaded("real_programs", "scripts/real-programs")
+        changed = [{"test": "t", "way": way, "governed": outcome} for way, outcome in governed]
+        return programs.of_the_size(changed, {"t": {"outcome": small}} if small else {})
+
+    def test_what_a_device_of_that_size_does_as_well_is_no_change(self):
+        self.assertEqual(self.of_the_size([("quota", "skipped"), ("quota", "skipped")], "skipped"), {"t"})
+
+    def test_what_only_the_quota_does_stays_a_change(self):
+        self.assertEqual(self.of_the_size([("quota", "skipped")], "failed"), set())
+        self.assertEqual(self.of_the_size([("quota", "skipped"), ("quota", "failed")], "skipped"), set())
+        self.assertEqual(self.of_the_size([("quota", "skipped")], None), set())
+
+    def test_without_a_limit_no_size_explains_anything(self):
+        self.assertEqual(self.of_the_size([("no limit", "skipped")], "skipped"), set())
+
+
 class RealDriver(unittest.TestCase):
     """scripts/real-driver: which differences count."""
 
     def setUp(self):
-        loader = importlib.machinery.SourceFileLoader("real_driver", str(ROOT / "scripts/real-driver"))
-        self.module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
-        loader.exec_module(self.module)
+        self.module = loaded("real_driver", "scripts/real-driver")
 
     def judged(self, bare, interposed):
         """The difference that is found where each side gives these answers to a question, one after another; the last for ever."""

@@ -161,6 +161,22 @@ fn a_replay_serves_the_requests_that_the_server_did() {
 }
 
 #[test]
+fn only_a_program_with_a_fixed_rate_has_calls_at_fixed_times() {
+    let recordings = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/recordings");
+    for (name, rate) in [
+        ("train_mlp", false),
+        ("infer_loop", true),
+        ("graph_loop", false),
+    ] {
+        let sandbox = Sandbox::new();
+        let file = recordings.join(format!("{name}.slr"));
+        let shown = show(&sandbox, file.to_str().expect("a path of this checkout"));
+        let found = count(&shown, "at_fixed_times");
+        assert_eq!(found > 48, rate, "{name}: {found} calls: {shown}");
+    }
+}
+
+#[test]
 fn a_recording_has_nothing_of_the_programs_data_and_no_paths() {
     let sandbox = Sandbox::new();
     let mut command = record(

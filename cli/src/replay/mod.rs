@@ -4,6 +4,7 @@
 //! and does nothing. So a replay needs none of the job's code and none of its data, and what
 //! `sublet run` does to any program it does to a replay.
 
+mod arrivals;
 mod cuda;
 pub mod plan;
 mod play;
@@ -225,7 +226,7 @@ fn show(args: &Replay, recording: &Recording, plan: &Plan) -> String {
     format!(
         "{} on {device}, {}\n\
          processes {}, threads {threads}, kernels {}\n\
-         launches {}, of graphs {}, without a length of their own {}\n\
+         launches {}, of graphs {}, without a length of their own {}; calls at fixed times {}\n\
          device {:.3} s, host {:.3} s, memory {} MiB\n\
          copies {}, {} MiB; waits {}; iterations {}\n\
          end: {end}\n",
@@ -236,6 +237,7 @@ fn show(args: &Replay, recording: &Recording, plan: &Plan) -> String {
         figures.launches,
         figures.graph_launches,
         figures.unmeasured,
+        figures.at_fixed_times,
         figures.device_ns as f64 / 1e9, // CAST: rounding is meant.
         figures.host_ns as f64 / 1e9,   // CAST: as above.
         figures.most_bytes >> 20,

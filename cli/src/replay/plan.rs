@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use serde_json::{Value, json};
 use shim_ffi::recording::{Quality, Taken, Way};
 
+use super::arrivals::{self, Began};
 use crate::recording::{FIRST_STREAM, Kind, Record, Recording, flags};
 
 /// A kernel in its blocks and threads.
@@ -112,6 +113,9 @@ pub enum Call {
 pub struct Op {
     pub thread: usize,
     pub gap_ns: u64,
+    /// When it begins, after the thread's first that has such a time; however long the calls
+    /// before it take.
+    pub due_ns: Option<u64>,
     pub device: u32,
     pub call: Call,
 }
@@ -152,6 +156,8 @@ pub struct Figures {
     pub steps: u64,
     /// Launches whose length was not measured, and is that of their likes.
     pub unmeasured: u64,
+    /// Calls that come at fixed times.
+    pub at_fixed_times: u64,
 }
 
 impl Figures {
@@ -167,12 +173,15 @@ impl Figures {
             "waits": self.waits,
             "steps": self.steps,
             "unmeasured": self.unmeasured,
+            "at_fixed_times": self.at_fixed_times,
         })
     }
 }
 
 /// No kernel, and no gap, is longer than this: a day.
 const LONGEST_NS: u64 = 86_400 * 1_000_000_000;
+/// No call is due later: a year.
+const LAST_DUE_NS: u64 = 365 * LONGEST_NS;
 /// No allocation or copy is larger: 4 TiB.
 const LARGEST: u64 = 1 << 42;
 /// Most nodes of a graph that is made again.
@@ -398,6 +407,7 @@ pub fn plan(recording: &Recording) -> Result<Plan, PlanError> {
         let mut process = builder.process;
         process.number = number;
         process.threads = builder.threads.len();
+        plan.figures.at_fixed_times += find_fixed_times(&mut process, &builder.began);
         process.graphs = graphs
             .iter()
             .filter(|(_, (of, _))| *of == number)
@@ -418,6 +428,25 @@ pub fn plan(recording: &Recording) -> Result<Plan, PlanError> {
         return Err(PlanError::Nothing);
     }
     Ok(plan)
+}
+
+/// Has calls that come at fixed times come at those; how many these are.
+fn find_fixed_times(process: &mut Process, began: &[Began]) -> u64 {
+    let mut found = 0;
+    for thread in 0..process.threads {
+        let calls = || {
+            (0..)
+                .zip(&process.ops)
+                .filter(|(_, op)| op.thread == thread)
+        };
+        let places: Vec<usize> = calls().map(|(place, _)| place).collect();
+        let times: Vec<Began> = places.iter().map(|place| began[*place]).collect();
+        for (place, due_ns) in places.into_iter().zip(arrivals::due(&times)) {
+            process.ops[place].due_ns = due_ns.map(|due_ns| due_ns.min(LAST_DUE_NS));
+            found += u64::from(due_ns.is_some());
+        }
+    }
+    found
 }
 
 /// A graph's kernels take as long together as the graph was measured to.
@@ -463,6 +492,8 @@ fn finish(parts: Unfinished, whole_ns: Option<u64>) -> Graph {
 #[derive(Default)]
 struct Builder {
     process: Process,
+    /// Of each call of the process.
+    began: Vec<Began>,
     threads: HashMap<u16, usize>,
     streams: HashSet<u32>,
     events: HashSet<u32>,
@@ -639,9 +670,14 @@ impl Builder {
         };
         let next = self.threads.len();
         let thread = *self.threads.entry(record.thread).or_insert(next);
+        self.began.push(Began {
+            at_ns: record.at_ns,
+            gap_ns: record.gap_ns.min(LONGEST_NS),
+        });
         self.process.ops.push(Op {
             thread,
             gap_ns: record.gap_ns.min(LONGEST_NS),
+            due_ns: None,
             device: u32::from(record.device_plus_one.max(1)) - 1,
             call,
         });

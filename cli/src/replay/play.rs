@@ -1,8 +1,9 @@
 //! Makes the calls of one process of a recording, in their order and with the times between them.
 //!
 //! Each thread of the recording is one here. A call begins when its thread has waited as long after
-//! its last one as the recording says, and when every call that began before it has begun. So calls
-//! come in the order of the recording, whatever the host's scheduler does.
+//! its last one as the recording says, or at its time where it has one ([`super::arrivals`]), and
+//! when every call that began before it has begun. So calls come in the order of the recording,
+//! whatever the host's scheduler does.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -479,7 +480,7 @@ impl<'a> Player<'a> {
         let mut hand = Hand::default();
         for at in mine {
             let op = &self.process.ops[*at];
-            hand.pause(op.gap_ns, self.how.speed);
+            hand.pause(op, self.how.speed);
             while self.turn.load(Ordering::Acquire) != *at {
                 if self.failed.load(Ordering::Acquire) {
                     return Ok(());
@@ -523,7 +524,7 @@ impl<'a> Player<'a> {
     }
 
     fn make(&self, hand: &mut Hand, op: &Op) -> anyhow::Result<()> {
-        hand.pause(op.gap_ns, self.how.speed);
+        hand.pause(op, self.how.speed);
         self.call(hand, op)?;
         hand.last = Some(Instant::now());
         Ok(())
@@ -870,17 +871,30 @@ struct Hand {
     context: Word,
     /// When its last call ended.
     last: Option<Instant>,
+    /// When its first call began that comes at a fixed time.
+    first_due: Option<Instant>,
 }
 
 /// So long before its time a thread wakes up and looks at the clock instead.
 const SPIN: Duration = Duration::from_micros(60);
 
 impl Hand {
-    /// Waits until so long after the last call.
-    fn pause(&mut self, gap_ns: u64, speed: f64) {
-        // CAST: rounding is meant; a day at most.
-        let gap = Duration::from_nanos((gap_ns as f64 / speed) as u64);
-        let until = self.last.unwrap_or_else(Instant::now) + gap;
+    /// Waits until so long after the last call, or until its time, which does not depend on how
+    /// long that took.
+    fn pause(&mut self, op: &Op, speed: f64) {
+        // CAST: rounding is meant; years at most.
+        let scaled = |ns: u64| Duration::from_nanos((ns as f64 / speed) as u64);
+        let until = match (op.due_ns, self.first_due) {
+            (Some(due_ns), Some(first)) => first + scaled(due_ns),
+            _ => self.last.unwrap_or_else(Instant::now) + scaled(op.gap_ns),
+        };
+        self.wait(until);
+        if op.due_ns.is_some() && self.first_due.is_none() {
+            self.first_due = Some(until);
+        }
+    }
+
+    fn wait(&self, until: Instant) {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
