@@ -205,6 +205,13 @@ class RealPrograms(unittest.TestCase):
         self.assertEqual(self.of_the_size([("quota", "skipped"), ("quota", "failed")], "skipped"), set())
         self.assertEqual(self.of_the_size([("quota", "skipped")], None), set())
 
+    def test_what_hangs_bare_is_not_compared_and_what_hangs_governed_is_a_change(self):
+        programs = loaded("real_programs", "scripts/real-programs")
+        run = lambda outcome: [{"t": {"outcome": outcome}}]
+        self.assertEqual(programs.compare({"bare": run("hung"), "quota": run("failed")}), ([], ["t"]))
+        changed, unstable = programs.compare({"bare": run("failed"), "quota": run("hung")})
+        self.assertEqual(([line["governed"] for line in changed], unstable), (["hung"], []))
+
     def test_without_a_limit_no_size_explains_anything(self):
         self.assertEqual(self.of_the_size([("no limit", "skipped")], "skipped"), set())
 
