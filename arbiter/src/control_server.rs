@@ -9,6 +9,8 @@
 //! that user's connections of the one that has; so a new connection with one question comes before
 //! one with thousands. Turns take a quarter of the loop's time at most.
 //!
+//! Requests that came over HTTP have their turns among them ([`Desk`]).
+//!
 //! Owns the listener, the connections, what each user has taken lately, and when there are turns
 //! again. While no more connections can be taken the listener is left alone: newcomers would ring
 //! until then.
@@ -20,6 +22,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use control::wire::{decode_request, encode_reply};
 use control::{ControlError, ErrorCode, Reply, Request};
 
+use crate::desk::Desk;
+pub use crate::desk::Peer;
 use crate::peer;
 use crate::reactor::{Event, Interest, Poller};
 
@@ -49,15 +53,6 @@ const IDLE_NS: u64 = 100_000_000;
 const SITTING_NS: u64 = 300_000;
 /// What a user has taken of our time counts half after so long.
 const HALF_LIFE_NS: u64 = 1_000_000_000;
-
-/// Who asks, as the kernel says.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Peer {
-    /// Process id; 0: it is in a PID namespace that ours does not see.
-    pub pid: u32,
-    /// User id.
-    pub uid: u32,
-}
 
 /// A request to be answered by [`ControlServer::reply`].
 #[derive(Debug)]
@@ -105,6 +100,8 @@ pub struct ControlServer {
     full: bool,
     /// There are no turns before that.
     rests_until_ns: u64,
+    /// Where requests wait that came over HTTP.
+    desk: Option<Desk>,
 }
 
 #[derive(Debug)]
@@ -140,22 +137,22 @@ enum Line {
 }
 
 impl ControlServer {
-    /// Serves a bound socket.
+    /// Serves a bound socket, and what is put on the desk.
     ///
     /// # Errors
     /// It cannot be made not to block.
-    pub fn new(listener: UnixListener) -> io::Result<Self> {
+    pub fn new(listener: UnixListener, desk: Option<Desk>) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(Self::with(Some(listener)))
+        Ok(Self::with(Some(listener), desk))
     }
 
     /// Serves no socket: nobody can connect.
     #[cfg(test)]
     pub fn closed() -> Self {
-        Self::with(None)
+        Self::with(None, None)
     }
 
-    fn with(listener: Option<UnixListener>) -> Self {
+    fn with(listener: Option<UnixListener>, desk: Option<Desk>) -> Self {
         Self {
             listener,
             connections: BTreeMap::new(),
@@ -163,6 +160,25 @@ impl ControlServer {
             taken: BTreeMap::new(),
             full: false,
             rests_until_ns: 0,
+            desk,
+        }
+    }
+
+    /// Begins to look at the desk.
+    ///
+    /// # Errors
+    /// The set of descriptors does not take its bell.
+    pub fn watch_desk(&self, poller: &Poller) -> io::Result<()> {
+        match &self.desk {
+            Some(desk) => poller.add(desk.bell(), Event::Desk, Interest::Read),
+            None => Ok(()),
+        }
+    }
+
+    /// Something was put on the desk.
+    pub fn on_desk(&mut self, now_ns: u64) {
+        if let Some(desk) = &mut self.desk {
+            desk.receive(&mut self.next, now_ns);
         }
     }
 
@@ -319,15 +335,21 @@ impl ControlServer {
     pub fn reply(
         &mut self,
         id: u64,
-        result: &Result<Reply, ControlError>,
+        mut result: Result<Reply, ControlError>,
         now_ns: u64,
         poller: &Poller,
     ) {
+        if let Some(desk) = &mut self.desk {
+            match desk.answer(id, result) {
+                Some(not_there) => result = not_there,
+                None => return,
+            }
+        }
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
         connection.asked = false;
-        connection.output.extend_from_slice(&encode_reply(result));
+        connection.output.extend_from_slice(&encode_reply(&result));
         connection.deadline_ns = now_ns + LINE_NS;
         connection.heard_ns = now_ns;
         self.proceed(id, now_ns, poller);
@@ -336,6 +358,7 @@ impl ControlServer {
     /// Whether somebody waits for a turn.
     fn has_turn(&mut self) -> bool {
         self.connections.values_mut().any(Connection::has_turn)
+            || self.desk.as_mut().is_some_and(Desk::has_turn)
     }
 
     /// Whether there are turns at `now_ns`. If not, when to go on, where somebody waits for one.
@@ -370,7 +393,19 @@ impl ControlServer {
         };
         let waiting = self.connections.iter_mut();
         let waiting = waiting.filter_map(|(id, one)| one.has_turn().then_some((*id, &*one)));
-        let next = waiting.min_by_key(|(_, one)| (of(one.peer.uid), one.served_ns, one.heard_ns));
+        let ranked = waiting.map(|(id, one)| (id, (of(one.peer.uid), one.served_ns, one.heard_ns)));
+        let next = ranked.min_by_key(|(_, rank)| *rank);
+        if let Some(desk) = &mut self.desk
+            && let Some((id, rank)) = desk.first(of)
+            && next.is_none_or(|(_, of_lines)| rank <= of_lines)
+            && let Some((peer, request)) = desk.take(id)
+        {
+            return Some(Turn::Ask(Box::new(Ask {
+                connection: id,
+                peer,
+                request,
+            })));
+        }
         let id = next.map(|(id, _)| id)?;
         let connection = self.connections.get_mut(&id)?;
         connection.heard_ns = now_ns;
@@ -406,6 +441,9 @@ impl ControlServer {
     pub fn spent(&mut self, id: u64, peer: Peer, now_ns: u64, ns: u64) {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.served_ns = connection.served_ns.saturating_add(ns);
+        }
+        if let Some(desk) = &mut self.desk {
+            desk.spent(id, ns);
         }
         let (sum, at_ns) = self.taken.entry(peer.uid).or_insert((0, now_ns));
         let halves = now_ns.saturating_sub(*at_ns) / HALF_LIFE_NS;
@@ -484,7 +522,7 @@ impl ControlServer {
 
     /// Whether nobody is connected.
     pub fn is_empty(&self) -> bool {
-        self.connections.is_empty()
+        self.connections.is_empty() && self.desk.as_ref().is_none_or(Desk::is_empty)
     }
 
     /// Writes out what can be written at once; for the end.
@@ -613,7 +651,7 @@ mod tests {
         fn new() -> Self {
             let dir = tempfile::tempdir().expect("dir");
             let listener = UnixListener::bind(dir.path().join("s")).expect("bound");
-            let server = ControlServer::new(listener).expect("served");
+            let server = ControlServer::new(listener, None).expect("served");
             let poller = Poller::new().expect("epoll");
             Self {
                 server,
@@ -657,7 +695,7 @@ mod tests {
         fn answer(&mut self, ask: &Ask) {
             let reply = Ok(Reply::Jobs(Vec::new()));
             self.server
-                .reply(ask.connection, &reply, self.now_ns, &self.poller);
+                .reply(ask.connection, reply, self.now_ns, &self.poller);
         }
     }
 

@@ -113,7 +113,7 @@ impl Arbiter {
             if let Why::Asked(connection) = why {
                 let reply = result.map(|reloaded| Reply::Reloaded(reloaded.unwrap_or_default()));
                 self.control
-                    .reply(connection, &reply, self.clock.mono_ns(), &self.poller);
+                    .reply(connection, reply, self.clock.mono_ns(), &self.poller);
             } else if let Err(error) = result {
                 tracing::error!("{error}");
             }

@@ -14,15 +14,18 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use channel::arbiter::Listener;
 use control::paths::Source;
 use rustix::net::SocketType;
 
+use crate::api::Api;
 use crate::bell::Bell;
 use crate::census::Census;
 use crate::clock::Clock;
 use crate::control_server::ControlServer;
+use crate::desk::{Desk, News};
 use crate::journal::Journal;
 use crate::nvml::Watcher;
 use crate::options::Options;
@@ -77,6 +80,8 @@ pub(crate) struct Ground {
     pub supervisor: Supervisor,
     /// Pages of jobs that a service manager has kept, by the job's number.
     pub pages: BTreeMap<u64, OwnedFd>,
+    /// `None`: nobody can connect.
+    pub api: Option<Api>,
 }
 
 impl Ground {
@@ -92,7 +97,7 @@ impl Ground {
         let poller = Poller::new().map_err(Error::io("make an epoll set"))?;
         let stop = Bell::new().map_err(Error::io("make an eventfd"))?;
         let journal_path = dir.journal_file();
-        let journal = Journal::open(&journal_path, Rc::clone(clock))
+        let mut journal = Journal::open(&journal_path, Rc::clone(clock))
             .map_err(Error::io(format!("write {}", journal_path.display())))?;
         let state_file = StateFile::start(dir.state_file()).map_err(Error::io("start a thread"))?;
 
@@ -121,9 +126,24 @@ impl Ground {
                 UnixListener::bind(&path)
             }
         };
+        let (desk, counter) = Desk::new().map_err(Error::io("make an eventfd"))?;
         let control = control
-            .and_then(ControlServer::new)
+            .and_then(|socket| ControlServer::new(socket, Some(desk)))
             .map_err(Error::io(listen(&path)))?;
+        let path = dir.api_socket();
+        let api = match handed.listener(SocketType::STREAM, &path) {
+            Some(socket) => {
+                sockets.push(path.clone());
+                rustix::net::listen(&socket, 128)
+                    .map(|()| UnixListener::from(socket))
+                    .map_err(Into::into)
+            }
+            None => {
+                let _ = std::fs::remove_file(&path);
+                UnixListener::bind(&path)
+            }
+        };
+        let api = api.map_err(Error::io(listen(&path)))?;
         // The host's arbiter serves every user, distinguished by SO_PEERCRED; any other serves its
         // own.
         let mode = if dir.source() == Source::System {
@@ -131,7 +151,7 @@ impl Ground {
         } else {
             0o600
         };
-        for path in [dir.channel_socket(), dir.control_socket()] {
+        for path in dir.sockets() {
             // Who has bound it has said who may connect.
             if sockets.contains(&path) {
                 continue;
@@ -139,6 +159,9 @@ impl Ground {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))
                 .map_err(Error::io(format!("set the mode of {}", path.display())))?;
         }
+        let news = News::new().map_err(Error::io("make an eventfd"))?;
+        journal.tell_to(Arc::clone(&news));
+        let api = Api::start(api, counter, news).map_err(Error::io("serve the API"))?;
         let pages = handed.take_pages();
         let watcher = Watcher::start().map_err(Error::io("start a thread"))?;
         let census = Census::start().map_err(Error::io("start a thread"))?;
@@ -154,6 +177,7 @@ impl Ground {
             stop,
             supervisor: Supervisor::of(handed, sockets),
             pages,
+            api: Some(api),
         })
     }
 
@@ -172,6 +196,7 @@ impl Ground {
             stop: Bell::new().expect("an eventfd"),
             supervisor: Supervisor::default(),
             pages: BTreeMap::new(),
+            api: None,
         }
     }
 }

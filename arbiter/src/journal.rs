@@ -8,21 +8,26 @@
 //!
 //! `sublet events` reads it, and `docs/reference/events.md` says what is in it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use control::{Event, EventKind};
 use serde_json::{Map, Value};
 
 use crate::clock::Clock;
+use crate::desk::News;
 use crate::writer::{Sink, Writer};
 
 /// Lines kept in memory.
 const KEPT: usize = 1000;
+/// Jobs of which it is known whose they are: more than live at a time, and than the lines that are
+/// kept are about.
+const OWNERS: usize = 8192;
 /// Size at which the file is put aside as `journal.jsonl.1`.
 const ROTATE_BYTES: u64 = 8 << 20;
 
@@ -40,6 +45,10 @@ pub struct Journal {
     quiet_until_ns: u64,
     /// UUIDs of the devices, by index.
     devices: Vec<String>,
+    /// Who hears of new lines.
+    news: Option<Arc<News>>,
+    /// Users of jobs, by number.
+    owners: BTreeMap<u64, u32>,
 }
 
 /// The job that a line is about.
@@ -139,7 +148,29 @@ impl Journal {
             lost: 0,
             quiet_until_ns: 0,
             devices: Vec::new(),
+            news: None,
+            owners: BTreeMap::new(),
         })
+    }
+
+    /// Tells of new lines there from here on.
+    pub fn tell_to(&mut self, news: Arc<News>) {
+        news.tell(self.seq);
+        self.news = Some(news);
+    }
+
+    /// Says whose a job is: lines about it are for that user.
+    pub fn note_owner(&mut self, job: u64, uid: u32) {
+        self.owners.insert(job, uid);
+        // Of the oldest it is forgotten, and their lines are for nobody but who governs here.
+        if self.owners.len() > OWNERS {
+            self.owners.pop_first();
+        }
+    }
+
+    /// Whose a job is, or was.
+    pub fn owner(&self, job: u64) -> Option<u32> {
+        self.owners.get(&job).copied()
     }
 
     /// Says which device an index is: lines that name the index name the UUID as well.
@@ -219,6 +250,9 @@ impl Journal {
             self.kept.pop_front();
         }
         self.kept.push_back(event);
+        if let Some(news) = &self.news {
+            news.tell(self.seq);
+        }
     }
 
     /// Adds the UUID of `device`, and those of `devices`.

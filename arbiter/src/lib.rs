@@ -18,6 +18,7 @@
 
 mod admission;
 mod allowances;
+pub mod api;
 mod attach;
 mod background;
 mod bell;
@@ -28,8 +29,10 @@ mod clock;
 mod control_server;
 mod convert;
 mod descriptors;
+mod desk;
 mod device_control;
 mod devices;
+mod disclosure;
 mod discovery;
 mod dispatch;
 mod door;

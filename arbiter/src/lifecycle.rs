@@ -92,6 +92,7 @@ impl Arbiter {
                 ),
                 None => {}
             }
+            self.journal.note_owner(tenant.id.0, tenant.uid);
             // Processes of it may live that have not come for a device yet, or not again.
             if !tenant.lives() {
                 self.ledger.insert(tenant);
@@ -285,6 +286,9 @@ impl Arbiter {
             self.read_journal_of(id, now_ns);
         }
         self.control.flush_all();
+        if let Some(api) = self.api.take() {
+            api.close();
+        }
         let pid = Value::from(std::process::id());
         let message = format!("arbiter {} ends", std::process::id());
         self.journal
@@ -294,7 +298,7 @@ impl Arbiter {
         self.journal.settle(crate::writer::IN_THE_END);
         self.persistence.settle(crate::writer::IN_THE_END);
         let dir = &self.rulebook.options().dir;
-        for path in [dir.channel_socket(), dir.control_socket()] {
+        for path in dir.sockets() {
             if !self.supervisor.keeps_socket(&path) {
                 let _ = std::fs::remove_file(path);
             }

@@ -36,8 +36,8 @@ impl Arbiter {
             self.read_accounts();
         }
         let result = match request {
-            Request::Status => Ok(Reply::Status(self.status())),
-            Request::List => Ok(Reply::Jobs(self.jobs())),
+            Request::Status => Ok(Reply::Status(self.status_for(peer))),
+            Request::List => Ok(Reply::Jobs(self.jobs_for(peer))),
             Request::Set { job, change } => self.change(&job, change, peer),
             Request::SetDevice { device, settings } => {
                 self.change_devices(device.as_ref(), settings, peer)
@@ -67,8 +67,7 @@ impl Arbiter {
             }
             Request::Shutdown => self.shut_down(peer),
             Request::Events { since_seq, limit } => {
-                let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-                Ok(Reply::Events(self.journal.since(since_seq, limit)))
+                Ok(Reply::Events(self.events_for(peer, since_seq, limit)))
             }
             Request::Timeline {
                 device,
@@ -96,7 +95,7 @@ impl Arbiter {
             }
         };
         self.control
-            .reply(connection, &result, self.clock.mono_ns(), &self.poller);
+            .reply(connection, result, self.clock.mono_ns(), &self.poller);
     }
 
     /// Whether what a registration takes is known: its driver's devices, and its user's name. Asks
@@ -332,6 +331,7 @@ impl Arbiter {
             self.journal
                 .write("renamed", About::job(&other, whose.0), message, &[]);
         }
+        self.journal.note_owner(id.0, peer.uid);
         self.ledger.insert(tenant);
         self.ledger.keep_promises(now_ns);
         if let Some(left_out) = self.allowances.start(peer.uid, now_ns) {
@@ -371,7 +371,7 @@ impl Arbiter {
             Ok(registered) => self.unsaved.add(connection, registered, now_ns),
             Err(error) => {
                 self.control
-                    .reply(connection, &Err(error), now_ns, &self.poller);
+                    .reply(connection, Err(error), now_ns, &self.poller);
             }
         }
     }
@@ -393,7 +393,7 @@ impl Arbiter {
             }
             let reply = Ok(Reply::Registered(waiting.registered));
             self.control
-                .reply(waiting.connection, &reply, now_ns, &self.poller);
+                .reply(waiting.connection, reply, now_ns, &self.poller);
         }
     }
 

@@ -32,6 +32,8 @@ pub enum Event {
     Rules,
     /// The census has an answer.
     Census,
+    /// Requests came over HTTP.
+    Desk,
     /// A connected client says hello, or hangs up.
     Greeting(u64),
     /// A client wants something, or its socket was closed by the process that held it.
@@ -264,6 +266,7 @@ impl Event {
             Self::Census => (13, 0),
             Self::Names => (14, 0),
             Self::Rules => (15, 0),
+            Self::Desk => (16, 0),
         };
         (kind << 56) | (id & ((1 << 56) - 1))
     }
@@ -285,6 +288,7 @@ impl Event {
             13 => Self::Census,
             14 => Self::Names,
             15 => Self::Rules,
+            16 => Self::Desk,
             _ => return None,
         })
     }
@@ -306,6 +310,7 @@ mod tests {
             Event::Names,
             Event::Rules,
             Event::Census,
+            Event::Desk,
             Event::Greeting(1),
             Event::Doorbell(2),
             Event::ClientEnded(3),

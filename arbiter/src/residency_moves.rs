@@ -179,7 +179,7 @@ impl Arbiter {
         });
         self.persistence.mark_old();
         self.control
-            .reply(connection, &Ok(reply), now_ns, &self.poller);
+            .reply(connection, Ok(reply), now_ns, &self.poller);
     }
 }
 

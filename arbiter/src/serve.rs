@@ -7,6 +7,7 @@ use policy::TenantId;
 use serde_json::Value;
 
 use crate::allowances::Allowances;
+use crate::api::Api;
 use crate::clients::Clients;
 use crate::clock::{self, Clock};
 use crate::control_server::{ControlServer, Turn};
@@ -125,6 +126,8 @@ pub struct Arbiter {
     pub(crate) allowances: Allowances,
     pub(crate) slow_work: SlowWork,
     pub(crate) supervisor: Supervisor,
+    /// Who serves the API; `None`: nobody can connect.
+    pub(crate) api: Option<Api>,
     /// The last of all: it has the lock of the directory.
     pub(crate) lifetime: Lifetime,
 }
@@ -179,6 +182,7 @@ impl Arbiter {
             stop,
             supervisor,
             pages,
+            api,
         } = ground;
         let mut arbiter = Self {
             lifetime: Lifetime::begin(clock.unix_ms(), now_ns, stop, lock),
@@ -206,6 +210,7 @@ impl Arbiter {
             allowances: Allowances::new(now_ns),
             slow_work: SlowWork::new(now_ns),
             supervisor,
+            api,
         };
         let added = arbiter
             .poller
@@ -230,6 +235,7 @@ impl Arbiter {
                 let bell = arbiter.outsiders.bell();
                 arbiter.poller.add(bell, Event::Census, Interest::Read)
             })
+            .and_then(|()| arbiter.control.watch_desk(&arbiter.poller))
             .and_then(|()| arbiter.listen());
         added.map_err(Error::io("wait for connections"))?;
         arbiter.journal.write(
@@ -411,6 +417,7 @@ impl Arbiter {
                 self.answer_saved(now_ns);
             }
             Event::Census => self.on_census(now_ns),
+            Event::Desk => self.control.on_desk(now_ns),
             Event::Names => self.on_names(now_ns),
             Event::Rules => self.on_rules(),
             Event::Reload => {

@@ -1,5 +1,6 @@
 //! The daemon over its real sockets, with clients made of the channel's client end.
 
+mod api;
 mod attacks;
 mod bench;
 mod strangers;

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::layers::Capped;
 
 /// How changes of the quota files are noticed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ConfigWatch {
     /// They are not: the arbiter was not started from files.
@@ -23,10 +24,11 @@ pub enum ConfigWatch {
 }
 
 /// The quota files in force.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct ConfigStatus {
     /// In the order in which they are read.
+    #[schema(value_type = Vec<String>)]
     pub files: Vec<PathBuf>,
     /// When they were taken over; 0: at the start.
     pub loaded_unix_ms: u64,
@@ -36,7 +38,7 @@ pub struct ConfigStatus {
 }
 
 /// One setting with its value.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct ConfigValue {
     pub key: String,
@@ -46,7 +48,7 @@ pub struct ConfigValue {
 }
 
 /// What a job gets, or what a job of a user would get.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct ConfigReport {
     pub status: ConfigStatus,

@@ -1,9 +1,12 @@
 //! What the arbiter answers when it says no.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// A refusal: the reason for programs, the sentence for people, and what to do about it.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, thiserror::Error)]
+#[derive(
+    Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, thiserror::Error, ToSchema,
+)]
 #[serde(default)]
 #[error("{message}{}", if hint.is_empty() { String::new() } else { format!(" ({hint})") })]
 pub struct ControlError {
@@ -57,6 +60,34 @@ pub enum ErrorCode {
     Other(String),
 }
 
+impl utoipa::PartialSchema for ErrorCode {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        let known = ErrorCode::KNOWN.map(String::from);
+        let known = known.map(|word| format!("`{word}`")).join(", ");
+        utoipa::openapi::ObjectBuilder::new()
+            .schema_type(utoipa::openapi::Type::String)
+            .description(Some(format!("Why: {known}, or a word of a newer arbiter.")))
+            .examples(["no_such_job"])
+            .into()
+    }
+}
+
+impl utoipa::ToSchema for ErrorCode {}
+
+impl ErrorCode {
+    /// Those of this version.
+    pub const KNOWN: [Self; 8] = [
+        Self::NoSuchJob,
+        Self::NoSuchDevice,
+        Self::Refused,
+        Self::Invalid,
+        Self::VersionMismatch,
+        Self::Permission,
+        Self::Unsupported,
+        Self::Internal,
+    ];
+}
+
 impl From<String> for ErrorCode {
     fn from(code: String) -> Self {
         match code.as_str() {
@@ -95,17 +126,8 @@ mod tests {
 
     #[test]
     fn codes_round_trip_and_unknown_ones_survive() {
-        for code in [
-            ErrorCode::NoSuchJob,
-            ErrorCode::NoSuchDevice,
-            ErrorCode::Refused,
-            ErrorCode::Invalid,
-            ErrorCode::VersionMismatch,
-            ErrorCode::Permission,
-            ErrorCode::Unsupported,
-            ErrorCode::Internal,
-            ErrorCode::Other("on_fire".into()),
-        ] {
+        let other = ErrorCode::Other("on_fire".into());
+        for code in ErrorCode::KNOWN.into_iter().chain([other]) {
             let wire = serde_json::to_string(&code).unwrap();
             assert_eq!(
                 serde_json::from_str::<ErrorCode>(&wire).unwrap(),

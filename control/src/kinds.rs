@@ -69,7 +69,7 @@ impl Kind for Share {
 }
 
 /// A closed set of words.
-pub trait Words: FromStr<Err: Display> {
+pub trait Words: FromStr<Err: Display> + utoipa::ToSchema {
     /// The words with `|` between.
     const PLACEHOLDER: &'static str;
     /// One of them as the quota file writes it.

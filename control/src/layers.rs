@@ -4,6 +4,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::job_settings::JobSettings;
 use crate::setting::{About, Settings};
@@ -11,7 +12,7 @@ use crate::size::MemLimit;
 use crate::values::Class;
 
 /// Settings, and where they stand.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Layer {
     /// `file:line:column`, or words.
@@ -20,7 +21,7 @@ pub struct Layer {
 }
 
 /// A setting that was asked for, or left to be as large as can be, and is less.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Capped {
     pub key: String,

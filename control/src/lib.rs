@@ -26,6 +26,8 @@ mod report;
 mod request;
 mod residency;
 mod resize;
+#[doc(hidden)]
+pub mod schema;
 pub mod setting;
 mod size;
 mod span;

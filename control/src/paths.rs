@@ -155,6 +155,20 @@ impl RuntimeDir {
         self.path.join("channel.sock")
     }
 
+    /// Where the same requests as at the control socket are taken over HTTP.
+    pub fn api_socket(&self) -> PathBuf {
+        self.path.join("api.sock")
+    }
+
+    /// All that an arbiter listens at.
+    pub fn sockets(&self) -> [PathBuf; 3] {
+        [
+            self.channel_socket(),
+            self.control_socket(),
+            self.api_socket(),
+        ]
+    }
+
     /// Held by flock(2) for as long as an arbiter lives.
     pub fn lock_file(&self) -> PathBuf {
         self.path.join("arbiter.lock")

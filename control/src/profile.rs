@@ -1,10 +1,11 @@
 //! What is known of how a job uses its devices: the material of policies and of cluster schedulers.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// A job's profile. Figures are over the last half minute unless said otherwise; `None` is "not
 /// known (yet)".
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Profile {
     /// How the boundaries between iterations are known.
@@ -54,7 +55,7 @@ pub struct Profile {
 }
 
 /// How iterations are known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum IterationSource {
     /// They are not.
@@ -84,7 +85,7 @@ impl IterationSource {
 }
 
 /// Where the time of an iteration without others is from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SoloSource {
     /// It is not known.

@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::config::ConfigStatus;
 use crate::job_settings::JobSettings;
@@ -16,7 +17,7 @@ use crate::resize::ResizeStatus;
 use crate::values::{Class, DeviceSelector, FailMode, Misbehaviour, Overflow, SliceMode};
 
 /// A registration that was accepted.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Registered {
     /// Unique among the arbiter's jobs; the name asked for, with a suffix where that was taken.
@@ -24,6 +25,7 @@ pub struct Registered {
     pub id: u64,
     /// 32 hexadecimal digits: a process that presents it on the channel socket belongs to the job.
     pub token: String,
+    #[schema(value_type = String)]
     pub channel_socket: PathBuf,
     /// The limit on each device of the job, percentages resolved.
     pub mem_limit_bytes: Vec<DeviceBytes>,
@@ -37,7 +39,7 @@ pub struct Registered {
 }
 
 /// An amount on one device.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct DeviceBytes {
     pub device: u32,
@@ -45,7 +47,7 @@ pub struct DeviceBytes {
 }
 
 /// One job. The plain memory and time fields are sums over its devices; `devices` has them apart.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct JobStatus {
     pub name: String,
@@ -135,7 +137,7 @@ pub struct JobStatus {
 }
 
 /// A job's part in one device.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct JobDevice {
     pub index: u32,
@@ -154,7 +156,7 @@ pub struct JobDevice {
 }
 
 /// One process of a job that has attached to the channel.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct ProcessStatus {
     pub pid: u32,
@@ -172,7 +174,7 @@ pub struct ProcessStatus {
 }
 
 /// A process of a job that used a device without being attached: no limit held for it.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct EscapedProcess {
     pub pid: u32,
@@ -186,7 +188,7 @@ pub struct EscapedProcess {
     pub since_unix_ms: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
     /// Registered; no process has attached yet.
@@ -225,7 +227,7 @@ impl JobState {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct DeviceStatus {
     pub index: u32,
@@ -288,7 +290,7 @@ pub struct DeviceStatus {
 }
 
 /// A process on a device that is part of no job.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct UnmanagedProcess {
     pub pid: u32,
@@ -308,7 +310,7 @@ impl DeviceStatus {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct ArbiterStatus {
     /// Of the binary, as `sublet --version` prints it.
@@ -319,8 +321,11 @@ pub struct ArbiterStatus {
     pub uid: u32,
     pub started_unix_ms: u64,
     pub uptime_ms: u64,
+    #[schema(value_type = String)]
     pub runtime_dir: PathBuf,
+    #[schema(value_type = String)]
     pub control_socket: PathBuf,
+    #[schema(value_type = String)]
     pub channel_socket: PathBuf,
     /// Started by `sublet run`, for one user.
     pub embedded: bool,
@@ -342,10 +347,11 @@ pub struct ArbiterStatus {
 }
 
 /// What came of reading the quota file again.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Reloaded {
     /// The files; none: there are none, and defaults are in force.
+    #[schema(value_type = Vec<String>)]
     pub files: Vec<PathBuf>,
     /// Their sections about devices, about users and about jobs.
     pub device_rules: u32,
@@ -356,7 +362,7 @@ pub struct Reloaded {
 }
 
 /// One line of the journal.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Event {
     /// Counts up by one per line, over restarts of the arbiter too.
@@ -372,6 +378,7 @@ pub struct Event {
     pub message: String,
     /// The figures in `message`, by name with unit: `limit_bytes`, `used_bytes`, `requested_bytes`,
     /// ...
+    #[schema(value_type = Object)]
     pub fields: serde_json::Map<String, serde_json::Value>,
 }
 

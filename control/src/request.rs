@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::config::ConfigReport;
 use crate::device::DeviceSettings;
@@ -98,7 +99,7 @@ pub enum Reply {
 }
 
 /// A job as its owner asks for it. `SO_PEERCRED` says who registers it, not this type.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct JobSpec {
     /// Empty: the arbiter derives one from the command. A name in use gets a suffix.
@@ -116,6 +117,7 @@ pub struct JobSpec {
     /// For display and for matching rules; not what is executed.
     pub command: Vec<String>,
     /// The driver library that the job will open, by absolute path.
+    #[schema(value_type = String)]
     pub driver: PathBuf,
     pub simulated: bool,
     /// It was evicted by an operator, and stays away until it is restored.
@@ -126,9 +128,10 @@ pub struct JobSpec {
 
 /// A quota file that some of a job's settings come from. An arbiter that has read that very file
 /// goes by what it says there, also when it changes.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct OwnFile {
+    #[schema(value_type = String)]
     pub path: PathBuf,
     /// The job's settings without those of the file.
     pub given: JobSettings,
@@ -137,7 +140,7 @@ pub struct OwnFile {
 }
 
 /// What may be changed on a running job; `None` leaves it as it is.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Change {
     /// Those that are live.

@@ -1,9 +1,10 @@
 //! Where a job's memory is: requests about it, and reports.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Where the memory of a job, or of one of its processes, is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ResidenceState {
     /// All of it on the device.
@@ -39,7 +40,7 @@ impl ResidenceState {
 }
 
 /// Where an evictable job's memory on a device is, or on all of them.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Residence {
     pub state: ResidenceState,
@@ -69,7 +70,7 @@ pub struct Residence {
 }
 
 /// How much of a device's time goes into moving memory.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Pressure {
     pub level: PressureLevel,
@@ -86,7 +87,7 @@ pub struct Pressure {
     pub in_bytes_per_s: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PressureLevel {
     /// Moving takes no more than it is meant to.
@@ -113,7 +114,7 @@ impl PressureLevel {
 }
 
 /// Jobs to be moved, all at once: evictions make space for restores.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Moves {
     /// These leave the device, and stay away and paused until they are restored.
@@ -125,7 +126,7 @@ pub struct Moves {
 }
 
 /// What came of [`Moves`].
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Moved {
     /// In the order in which they were asked for, evictions first.
@@ -144,7 +145,7 @@ impl Moved {
 }
 
 /// What came of one job.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct JobMoved {
     pub job: String,
@@ -164,7 +165,7 @@ pub struct JobMoved {
     pub moving_ns: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MoveOutcome {
     Done,

@@ -5,12 +5,13 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::values::UnknownWord;
 
 /// A request to a job. The job sees it at the end of an iteration, saves, and reports that it may
 /// be stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Resize {
     /// To go on with so many GPUs; 0: with none for now.
@@ -43,7 +44,7 @@ impl FromStr for Resize {
 }
 
 /// How far a job is with what it was asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct ResizeStatus {
     /// GPUs that it is to go on with; 0: none for now.

@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 
 /// A kind of value: what people write for it, and what that means.
 pub trait Kind {
-    type Value;
+    type Value: utoipa::ToSchema;
     /// Placeholder in the help of a flag.
     const PLACEHOLDER: &'static str;
     /// How the quota file writes it.
@@ -217,6 +217,36 @@ macro_rules! settings {
 
             fn or(self, weaker: &Self) -> Self {
                 Self { $($key: self.$key.or_else(|| weaker.$key.clone())),+ }
+            }
+        }
+
+        /// As they travel.
+        impl utoipa::PartialSchema for $name {
+            fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+                let about = |key: &str| {
+                    let table = <Self as $crate::setting::Settings>::TABLE;
+                    table.iter().map(|row| row.about).find(|about| about.key == key)
+                };
+                let mut all = utoipa::openapi::ObjectBuilder::new();
+                $(
+                    let schema = $crate::schema::described(
+                        <<$kind as $crate::setting::Kind>::Value as utoipa::PartialSchema>::schema(),
+                        &about(stringify!($key)).map(|about| about.doc()).unwrap_or_default(),
+                    );
+                    all = all.property(stringify!($key), schema);
+                )+
+                all.into()
+            }
+        }
+
+        impl utoipa::ToSchema for $name {
+            fn schemas(
+                all: &mut Vec<(
+                    String,
+                    utoipa::openapi::RefOr<utoipa::openapi::Schema>,
+                )>,
+            ) {
+                $(<<$kind as $crate::setting::Kind>::Value as utoipa::ToSchema>::schemas(all);)+
             }
         }
     };

@@ -17,6 +17,11 @@ pub enum MemLimit {
     Percent(f64),
 }
 
+crate::text_schema! {
+    MemLimit, r"^\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([KMGTkmgt]([Ii]?[Bb])?|[Bb]|%)\s*$", "8GiB",
+    "Memory, 1024-based with a unit (`8GiB`), or a part of the device (`50%`).";
+}
+
 impl MemLimit {
     /// Whether it is a limit at all: more than nothing, and at most the whole device.
     pub fn is_valid(self) -> bool {

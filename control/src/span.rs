@@ -11,6 +11,10 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String", into = "String")]
 pub struct Span(pub Duration);
 
+crate::text_schema! {
+    Span, r"^\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(ns|us|ms|s|m|h|d)\s*$", "90m", "A time: a number and a unit.";
+}
+
 impl Span {
     pub const fn from_micros(us: u64) -> Self {
         Self(Duration::from_micros(us))

@@ -5,13 +5,25 @@
 //! it has missed.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Spans in one answer at most.
 pub const TIMELINE_MOST: u32 = 512;
 
 /// What a span is.
 #[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Default,
+    Serialize,
+    Deserialize,
+    ToSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum SpanKind {
@@ -54,7 +66,7 @@ impl SpanKind {
 }
 
 /// One span that has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct TimelineSpan {
     pub kind: SpanKind,
@@ -68,7 +80,7 @@ pub struct TimelineSpan {
 }
 
 /// A job on a device, and what it is in the middle of.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct TimelineJob {
     pub id: u64,
@@ -82,7 +94,7 @@ pub struct TimelineJob {
 }
 
 /// A part of a device's timeline.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Timeline {
     pub device: u32,

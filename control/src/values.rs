@@ -6,6 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::span::Span;
 
@@ -56,7 +57,7 @@ macro_rules! closed_set {
 }
 
 /// How firmly a share is promised.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
     /// Gets its share whenever it wants it.
@@ -73,7 +74,7 @@ closed_set! {
 }
 
 /// What a job does when its arbiter is gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FailMode {
     /// Goes on without slices; its memory quota stays.
@@ -93,7 +94,7 @@ closed_set! {
 }
 
 /// What becomes of a process of a job that cannot be governed from its start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnRefusal {
     /// It runs without limits.
@@ -109,7 +110,7 @@ closed_set! {
 }
 
 /// What happens to an allocation that the job's quota has no space for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Overflow {
     /// It fails.
@@ -126,7 +127,7 @@ closed_set! {
 }
 
 /// How the jobs of a device share its time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SliceMode {
     /// One job at a time, in slices.
@@ -151,7 +152,7 @@ closed_set! {
 
 /// What happens to a job that harms the others: one that keeps the device beyond all bounds, never
 /// runs when it is granted the device, or floods the arbiter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Misbehaviour {
     /// It is reported, in the journal and in `ps`.
@@ -171,7 +172,7 @@ closed_set! {
 }
 
 /// Which device: its index on this host, or its UUID as `nvidia-smi -L` prints it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceSelector {
     Index(u32),
@@ -217,7 +218,7 @@ pub struct BadDevice(pub String);
 
 /// A slice policy by name, with the parameters that differ from their defaults. Written `name` or
 /// `name:key=value,key=value`.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct PolicyChoice {
     pub name: String,
@@ -226,7 +227,7 @@ pub struct PolicyChoice {
 }
 
 /// What a parameter of a policy is given.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum Parameter {
     Flag(bool),
@@ -311,7 +312,7 @@ impl FromStr for PolicyChoice {
 pub struct BadPolicyText(pub String);
 
 /// By when a job's work should be done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Deadline {
     /// So long after it is asked for.

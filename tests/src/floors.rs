@@ -103,8 +103,8 @@ pub const CRATES: [Crate; 16] = [
             (
                 "names, sizes, spans",
                 &[
-                    "lib", "error", "events", "name", "paths", "place", "profile", "size", "span",
-                    "timeline",
+                    "lib", "error", "events", "name", "paths", "place", "profile", "schema",
+                    "size", "span", "timeline",
                 ],
             ),
             ("values; what a setting is", &["setting", "values"]),
@@ -162,8 +162,8 @@ pub const CRATES: [Crate; 16] = [
                 ],
             ),
             (
-                "clock, background work, state",
-                &["background", "clock", "state"],
+                "clock, background work, state; what comes from the API",
+                &["background", "clock", "desk", "state"],
             ),
             (
                 "what wakes the loop, what is recorded",
@@ -187,6 +187,7 @@ pub const CRATES: [Crate; 16] = [
                     "unsaved",
                 ],
             ),
+            ("the API", &["api"]),
             ("what was asked, what is refused", &["refusal", "spec"]),
             ("between the wire's types and ours", &["convert"]),
             (
@@ -212,6 +213,7 @@ pub const CRATES: [Crate; 16] = [
                     "attach",
                     "client_exit",
                     "device_control",
+                    "disclosure",
                     "dormant",
                     "escaped",
                     "lifecycle",
@@ -387,7 +389,10 @@ pub const CRATES: [Crate; 16] = [
         in_full: false,
         floors: &[
             ("limits of a wait", &["within"]),
-            ("a clean start; a terminal", &["clean", "terminal"]),
+            (
+                "a clean start; a terminal; HTTP",
+                &["clean", "http", "terminal"],
+            ),
         ],
     },
     Crate {

@@ -1,5 +1,6 @@
 //! The integration suite: one binary, a module per topic, a directory per test.
 
+mod api;
 mod bounds;
 mod cluster;
 mod collective;

@@ -70,7 +70,7 @@ fn a_manager_hears_of_start_work_reload_and_end() {
     manager.service().signal(Signal::SIGTERM);
     manager.waits_for("STOPPING=1");
     manager.take_service().wait().succeeded();
-    for name in ["control.sock", "channel.sock"] {
+    for name in ["control.sock", "channel.sock", "api.sock"] {
         let there = sandbox.path("run").join(name).exists();
         assert!(there, "{name} is the manager's");
     }
@@ -106,7 +106,7 @@ fn the_units_of_the_package_say_what_the_arbiter_relies_on() {
     assert!(!values(&service, "WatchdogSec").is_empty());
     assert_eq!(
         values(&socket, "ListenStream"),
-        ["/run/sublet/control.sock"]
+        ["/run/sublet/control.sock", "/run/sublet/api.sock"]
     );
     assert_eq!(
         values(&socket, "ListenSequentialPacket"),

@@ -4,11 +4,13 @@
 //! A test program says `testbed::starts_clean!();` once, at its root. From then on signals,
 //! environment, `umask`, limits and descriptors are the same whether it was started from a
 //! terminal, by `nohup`, or by a build server ([`clean`]), and a test of its own shows it.
-//! [`within`] has the waits, [`terminal`] a terminal with a program on it.
+//! [`within`] has the waits, [`terminal`] a terminal with a program on it, [`http`] HTTP over a
+//! Unix socket.
 //!
 //! It knows nothing of sublet and imports none of its crates.
 
 mod clean;
+pub mod http;
 pub mod terminal;
 pub mod within;
 

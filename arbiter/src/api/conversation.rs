@@ -1,0 +1,315 @@
+//! One connection of the API: hyper's end of it, and until when each step may last.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, HttpBody};
+use axum::http::{HeaderValue, Request, Response, header};
+use axum::response::IntoResponse;
+use control::{ControlError, ErrorCode, Reply};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until, timeout};
+use tower_service::Service;
+
+use super::Office;
+use super::connections::Place;
+use super::problem::Problem;
+use crate::desk::{Peer, Put};
+
+/// Longest body in bytes. A command line can be long.
+pub const BODY_BYTES: usize = 1 << 20;
+/// A head in bytes, and its fields.
+const HEAD_BYTES: usize = 16 << 10;
+const HEAD_FIELDS: usize = 64;
+/// TIMEOUT: a head, or a body of a megabyte, takes less than a millisecond to send; five seconds
+/// are a stopped or hostile peer.
+const MESSAGE: Duration = Duration::from_secs(5);
+/// TIMEOUT: an answer is some megabytes at most; a reader that takes none has stopped.
+const ANSWER: Duration = Duration::from_secs(10);
+/// TIMEOUT: who follows the journal gets something every fifteen seconds; three of them unread
+/// are a stopped reader.
+const UNREAD: Duration = Duration::from_secs(45);
+/// TIMEOUT: `top` asks every second or so; a minute of silence is a forgotten connection.
+const SILENCE: Duration = Duration::from_secs(60);
+/// TIMEOUT: everything but a move is answered within some seconds, on a host in trouble too: the
+/// slowest waits three seconds for a user's name and one for a disk.
+const WORK: Duration = Duration::from_secs(60);
+/// TIMEOUT: beyond the time that an operator gives a move, or what the arbiter thinks right.
+const MOVE: Duration = Duration::from_secs(600);
+
+/// What a connection does, and until when it may.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    /// Its next request may begin.
+    Silent(Instant),
+    /// A head comes, or a body.
+    Coming(Instant),
+    /// The loop has its request, which has a deadline of its own.
+    Working,
+    /// The answer is sent.
+    Answering(Instant),
+    /// The journal is followed: as long as something is read.
+    Following(Instant),
+}
+
+/// Who asks on a connection, and how far that connection has come.
+#[derive(Clone)]
+pub struct Caller(Arc<Inner>);
+
+struct Inner {
+    peer: Peer,
+    served_ns: Arc<AtomicU64>,
+    stage: Mutex<Stage>,
+    place: Place,
+    office: Arc<Office>,
+}
+
+impl Caller {
+    /// One who has just connected.
+    pub fn new(peer: Peer, place: Place, office: Arc<Office>) -> Self {
+        Self(Arc::new(Inner {
+            peer,
+            served_ns: Arc::default(),
+            stage: Mutex::new(Stage::Coming(Instant::now() + MESSAGE)),
+            place,
+            office,
+        }))
+    }
+
+    /// By the kernel's word.
+    pub fn peer(&self) -> Peer {
+        self.0.peer
+    }
+
+    /// Has the loop answer, in this caller's turn.
+    ///
+    /// # Errors
+    /// The loop's refusal; or it has too much to do, does not answer, or ends.
+    pub async fn ask(&self, request: control::Request) -> Result<Reply, Problem> {
+        let patience = match &request {
+            control::Request::Move(moves) => {
+                MOVE.saturating_add(Duration::from_millis(moves.deadline_ms))
+            }
+            _ => WORK,
+        };
+        self.enter(Stage::Working);
+        let (answer, hears) = oneshot::channel();
+        let put = Put {
+            peer: self.0.peer,
+            request,
+            answer,
+            served_ns: Arc::clone(&self.0.served_ns),
+        };
+        if !self.0.office.counter.put(put) {
+            let error = ControlError::new(ErrorCode::Internal, "the arbiter has too many requests");
+            return Err(Problem::unavailable(
+                error.with_hint("try again in a moment"),
+            ));
+        }
+        // PANIC: tokio takes any duration.
+        match timeout(patience, hears).await {
+            Ok(Ok(answer)) => answer.map_err(Problem::from),
+            Ok(Err(_)) => {
+                let error = ControlError::new(ErrorCode::Internal, "the arbiter is ending");
+                Err(Problem::unavailable(
+                    error.with_hint("try again when its successor listens"),
+                ))
+            }
+            Err(_) => {
+                let text = format!("the arbiter did not answer in {} s", patience.as_secs());
+                let error = ControlError::new(ErrorCode::Internal, text);
+                Err(Problem::no_answer(error.with_hint("see `sublet doctor`")))
+            }
+        }
+    }
+
+    /// From here on the journal is followed.
+    pub fn follow(&self) {
+        self.enter(Stage::Following(Instant::now() + UNREAD));
+    }
+
+    fn enter(&self, stage: Stage) {
+        *self.0.stage.lock() = stage;
+        self.0.place.note_busy(!matches!(stage, Stage::Silent(_)));
+    }
+
+    fn stage(&self) -> Stage {
+        *self.0.stage.lock()
+    }
+
+    fn ends(&self) -> Option<Instant> {
+        match self.stage() {
+            Stage::Working => None,
+            Stage::Silent(ends)
+            | Stage::Coming(ends)
+            | Stage::Answering(ends)
+            | Stage::Following(ends) => Some(ends),
+        }
+    }
+
+    /// Something came.
+    fn heard(&self) {
+        if matches!(self.stage(), Stage::Silent(_)) {
+            self.enter(Stage::Coming(Instant::now() + MESSAGE));
+        }
+    }
+
+    /// Something was taken by the kernel.
+    fn wrote(&self) {
+        if matches!(self.stage(), Stage::Following(_)) {
+            self.enter(Stage::Following(Instant::now() + UNREAD));
+        }
+    }
+
+    /// Everything was taken by the kernel.
+    fn flushed(&self) {
+        if matches!(self.stage(), Stage::Answering(_)) {
+            self.enter(Stage::Silent(Instant::now() + SILENCE));
+        }
+    }
+
+    async fn answer(
+        self,
+        routes: Router,
+        mut request: Request<Incoming>,
+    ) -> Result<Response<Body>, Infallible> {
+        // The body has as long as the head.
+        self.enter(Stage::Coming(Instant::now() + MESSAGE));
+        let length = request.body().size_hint().lower();
+        let mut answer = if length > BODY_BYTES as u64 {
+            let text = format!("the body has {length} bytes, {BODY_BYTES} are taken");
+            let mut answer = Problem::too_large(text).into_response();
+            let close = HeaderValue::from_static("close");
+            answer.headers_mut().insert(header::CONNECTION, close);
+            answer
+        } else {
+            request.extensions_mut().insert(self.clone());
+            let mut routes = routes;
+            match routes.call(request).await {
+                Ok(answer) => answer,
+                Err(never) => match never {},
+            }
+        };
+        if !matches!(self.stage(), Stage::Following(_)) {
+            self.enter(Stage::Answering(Instant::now() + ANSWER));
+        }
+        let no_store = HeaderValue::from_static("no-store");
+        answer.headers_mut().insert(header::CACHE_CONTROL, no_store);
+        Ok(answer)
+    }
+}
+
+/// Requests and answers of one connection, until its end or its deadline.
+pub async fn converse<S>(caller: Caller, stream: S, routes: Router)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let watched = TokioIo::new(Watched {
+        stream,
+        caller: caller.clone(),
+    });
+    let own = caller.clone();
+    let answers = service_fn(move |request| own.clone().answer(routes.clone(), request));
+    let serving = http1::Builder::new()
+        .auto_date_header(false)
+        .max_headers(HEAD_FIELDS)
+        .max_buf_size(HEAD_BYTES)
+        // The stage has the deadline of a head, too.
+        .header_read_timeout(None::<Duration>)
+        .serve_connection(watched, answers);
+    let mut closing = caller.0.office.closing.clone();
+    let mut closing = pin!(async move { drop(closing.wait_for(|closing| *closing).await) });
+    let mut is_closing = false;
+    let mut serving = pin!(serving);
+    let mut alarm = pin!(sleep_until(Instant::now() + MESSAGE));
+    poll_fn(|cx| {
+        if !is_closing && closing.as_mut().poll(cx).is_ready() {
+            is_closing = true;
+            // What is answered is written, and no other request is taken.
+            serving.as_mut().graceful_shutdown();
+        }
+        // What fails ends this connection, and nothing else.
+        if serving.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        let Some(ends) = caller.ends() else {
+            return Poll::Pending;
+        };
+        if alarm.deadline() != ends {
+            alarm.as_mut().reset(ends);
+        }
+        alarm.as_mut().poll(cx)
+    })
+    .await;
+}
+
+/// A connection's socket: tells how far the connection has come.
+struct Watched<S> {
+    stream: S,
+    caller: Caller,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let result = ready!(Pin::new(&mut self.stream).poll_read(cx, buffer));
+        if buffer.filled().len() > before {
+            self.caller.heard();
+        }
+        Poll::Ready(result)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let result = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes));
+        self.caller.wrote();
+        Poll::Ready(result)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        all: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let result = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, all));
+        self.caller.wrote();
+        Poll::Ready(result)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    /// hyper flushes once everything is written.
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let result = ready!(Pin::new(&mut self.stream).poll_flush(cx));
+        self.caller.flushed();
+        Poll::Ready(result)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

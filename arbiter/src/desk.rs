@@ -1,0 +1,319 @@
+//! Requests that came over HTTP, between the API's thread and the loop.
+//!
+//! The API's thread puts a request here with the place for its answer ([`Counter`]); the loop takes
+//! it when it is its user's turn ([`Desk`], a part of the control server, which deals the turns).
+//! Neither side waits for the other: requests travel through a queue of bounded length with a bell,
+//! answers through a place of their own. Knows nothing of HTTP.
+//!
+//! [`News`] tells the API's thread that the journal has grown.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use control::{ControlError, Reply, Request};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use tokio::sync::oneshot;
+
+use crate::bell::Bell;
+
+/// Requests in the queue. A connection has one at a time, and there are fewer connections.
+const QUEUE: usize = 512;
+
+/// What a request is answered.
+pub type Answer = Result<Reply, ControlError>;
+
+/// Who asks, as the kernel says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Peer {
+    /// Process id; 0: it is in a PID namespace that ours does not see, or on another host.
+    pub pid: u32,
+    /// User id.
+    pub uid: u32,
+}
+
+/// A request on its way to the loop.
+#[derive(Debug)]
+pub struct Put {
+    /// Who asks.
+    pub peer: Peer,
+    /// What.
+    pub request: Request,
+    /// Where the answer goes.
+    pub answer: oneshot::Sender<Answer>,
+    /// Time of the loop that the connection has taken, in nanoseconds.
+    pub served_ns: Arc<AtomicU64>,
+}
+
+/// The side of the API's thread.
+#[derive(Clone, Debug)]
+pub struct Counter {
+    put: Sender<Put>,
+    bell: Bell,
+    /// Connections that are open.
+    open: Arc<AtomicUsize>,
+}
+
+impl Counter {
+    /// Puts a request; false where there are too many.
+    pub fn put(&self, put: Put) -> bool {
+        let taken = self.put.try_send(put).is_ok();
+        if taken {
+            self.bell.ring();
+        }
+        taken
+    }
+
+    /// Says how many connections are open.
+    pub fn note_open(&self, count: usize) {
+        // SYNC(open): a count and nothing else; no data is published by it.
+        self.open.store(count, Ordering::Relaxed);
+    }
+}
+
+/// The side of the loop.
+#[derive(Debug)]
+pub struct Desk {
+    put: Receiver<Put>,
+    bell: Bell,
+    open: Arc<AtomicUsize>,
+    /// Requests that wait for their turn, by number, with when they came.
+    waiting: BTreeMap<u64, (Put, u64)>,
+    /// Those that were taken, and were not answered yet.
+    working: BTreeMap<u64, oneshot::Sender<Answer>>,
+    /// Whose the last turn was.
+    last: Option<(u64, Arc<AtomicU64>)>,
+}
+
+/// What decides whose turn is next: less comes first.
+pub type Rank = (u64, u64, u64);
+
+impl Desk {
+    /// A desk, and the counter that leads to it.
+    ///
+    /// # Errors
+    /// There is no descriptor for the bell.
+    pub fn new() -> io::Result<(Self, Counter)> {
+        let (put, puts) = bounded(QUEUE);
+        let (bell, open) = (Bell::new()?, Arc::default());
+        let counter = Counter {
+            put,
+            bell: bell.clone(),
+            open: Arc::clone(&open),
+        };
+        let desk = Self {
+            put: puts,
+            bell,
+            open,
+            waiting: BTreeMap::new(),
+            working: BTreeMap::new(),
+            last: None,
+        };
+        Ok((desk, counter))
+    }
+
+    /// Rings while there are requests.
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// Takes what has come. `number`: the next number that is free.
+    pub fn receive(&mut self, number: &mut u64, now_ns: u64) {
+        self.bell.silence();
+        for put in self.put.try_iter().take(QUEUE) {
+            self.waiting.insert(*number, (put, now_ns));
+            *number += 1;
+        }
+    }
+
+    /// Forgets requests that nobody waits for any more: they were never begun.
+    fn forget(&mut self) {
+        self.waiting.retain(|_, (put, _)| !put.answer.is_closed());
+    }
+
+    /// Whether one waits for a turn.
+    pub fn has_turn(&mut self) -> bool {
+        self.forget();
+        !self.waiting.is_empty()
+    }
+
+    /// The number and the rank of the request that is next. `taken_ns`: what a user has taken of
+    /// the loop's time.
+    pub fn first(&mut self, taken_ns: impl Fn(u32) -> u64) -> Option<(u64, Rank)> {
+        self.forget();
+        let ranked = self.waiting.iter().map(|(number, (put, came_ns))| {
+            // SYNC(served): a sum that the loop alone writes.
+            let served_ns = put.served_ns.load(Ordering::Relaxed);
+            (*number, (taken_ns(put.peer.uid), served_ns, *came_ns))
+        });
+        ranked.min_by_key(|(_, rank)| *rank)
+    }
+
+    /// Begins to work on a request.
+    pub fn take(&mut self, number: u64) -> Option<(Peer, Request)> {
+        let (put, _) = self.waiting.remove(&number)?;
+        self.working.insert(number, put.answer);
+        self.last = Some((number, put.served_ns));
+        Some((put.peer, put.request))
+    }
+
+    /// Answers a request; gives the answer back where the request is not from here.
+    pub fn answer(&mut self, number: u64, answer: Answer) -> Option<Answer> {
+        let Some(place) = self.working.remove(&number) else {
+            return Some(answer);
+        };
+        // Nobody there: then nobody hears it.
+        let _ = place.send(answer);
+        None
+    }
+
+    /// The turn of a request has taken so much.
+    pub fn spent(&mut self, number: u64, ns: u64) {
+        if let Some((_, served_ns)) = self.last.take_if(|(last, _)| *last == number) {
+            served_ns.fetch_add(ns, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether nobody is connected.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.working.is_empty() && self.open.load(Ordering::Relaxed) == 0
+    }
+}
+
+/// How far the journal has come, for those who follow it.
+#[derive(Debug)]
+pub struct News {
+    seq: AtomicU64,
+    listeners: AtomicUsize,
+    bell: Bell,
+}
+
+impl News {
+    /// Nobody listens yet.
+    ///
+    /// # Errors
+    /// There is no descriptor for the bell.
+    pub fn new() -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            seq: AtomicU64::new(0),
+            listeners: AtomicUsize::new(0),
+            bell: Bell::new()?,
+        }))
+    }
+
+    /// The journal has come to this line.
+    pub fn tell(&self, seq: u64) {
+        // SYNC(news): the number alone; lines are asked for at the desk, whose queue orders them.
+        self.seq.store(seq, Ordering::Relaxed);
+        if self.listeners.load(Ordering::Relaxed) > 0 {
+            self.bell.ring();
+        }
+    }
+
+    /// The number of the last line.
+    pub fn seq(&self) -> u64 {
+        self.seq.load(Ordering::Relaxed)
+    }
+
+    /// One more listens, or one less. Who asks at the desk after that hears of all that comes
+    /// after the answer.
+    pub fn listen(&self, on: bool) {
+        if on {
+            self.listeners.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.listeners.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Rings for listeners.
+    pub fn bell(&self) -> &Bell {
+        &self.bell
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(uid: u32, served_ns: &Arc<AtomicU64>) -> (Put, oneshot::Receiver<Answer>) {
+        let (answer, hears) = oneshot::channel();
+        let put = Put {
+            peer: Peer { pid: 1, uid },
+            request: Request::List,
+            answer,
+            served_ns: Arc::clone(served_ns),
+        };
+        (put, hears)
+    }
+
+    #[test]
+    fn who_has_taken_least_is_first_and_is_answered_once() {
+        let (mut desk, counter) = Desk::new().expect("a desk");
+        let [greedy, modest] = [0, 0].map(|_| Arc::new(AtomicU64::new(0)));
+        let mut number = 7;
+        let (first, mut first_hears) = put(1, &greedy);
+        let (second, _second_hears) = put(2, &modest);
+        assert!(counter.put(first) && counter.put(second));
+        desk.receive(&mut number, 5);
+        assert_eq!(number, 9);
+        let (next, rank) = desk
+            .first(|uid| if uid == 1 { 100 } else { 0 })
+            .expect("one");
+        assert_eq!((next, rank), (8, (0, 0, 5)));
+        desk.take(next).expect("the second");
+        desk.spent(next, 50);
+        desk.spent(next, 50);
+        assert_eq!(modest.load(Ordering::Relaxed), 50, "once");
+        let (next, _) = desk.first(|_| 0).expect("the first");
+        desk.take(next).expect("the first");
+        let answer = || Ok(Reply::Noted);
+        assert_eq!(desk.answer(next, answer()), None);
+        assert_eq!(first_hears.try_recv(), Ok(answer()));
+        assert_eq!(desk.answer(next, answer()), Some(answer()), "it has one");
+        assert!(!desk.is_empty(), "the second waits for its answer");
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_not_begun_and_the_queue_is_bounded() {
+        let (mut desk, counter) = Desk::new().expect("a desk");
+        let served = Arc::new(AtomicU64::new(0));
+        let mut hears = Vec::new();
+        for _ in 0..QUEUE {
+            let (put, hear) = put(1, &served);
+            hears.push(hear);
+            assert!(counter.put(put));
+        }
+        assert!(!counter.put(put(1, &served).0), "no more");
+        hears.clear();
+        desk.receive(&mut 1, 0);
+        assert!(!desk.has_turn() && desk.first(|_| 0).is_none());
+        assert!(desk.is_empty());
+        counter.note_open(1);
+        assert!(!desk.is_empty(), "somebody is connected");
+    }
+
+    #[test]
+    fn news_ring_for_those_who_listen() {
+        let news = News::new().expect("a bell");
+        let rings = || {
+            use rustix::event::{PollFd, PollFlags, Timespec, poll};
+            let mut fds = [PollFd::new(news.bell(), PollFlags::IN)];
+            let now = Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            poll(&mut fds, Some(&now)).expect("asked") == 1
+        };
+        news.tell(3);
+        assert!(!rings() && news.seq() == 3);
+        news.listen(true);
+        news.tell(4);
+        assert!(rings());
+        news.bell().silence();
+        news.listen(false);
+        news.tell(5);
+        assert!(!rings() && news.seq() == 5);
+    }
+}
