@@ -56,13 +56,22 @@ impl FromStr for ClusterSpec {
                 part: part.to_owned(),
                 why,
             };
-            let mut words: Vec<&str> = part.trim().split('x').collect();
-            let mut kind = "gpu".to_owned();
-            if let Some(last) = words.last()
-                && last.parse::<u64>().is_err()
+            // Numbers first; what is left names the type, which may have an `x` of its own.
+            let mut words: Vec<&str> = Vec::new();
+            let mut left = part.trim();
+            while let Some((number, rest)) = left.split_once('x')
+                && number.parse::<u64>().is_ok()
             {
-                kind = last.to_lowercase();
-                words.pop();
+                words.push(number);
+                left = rest;
+            }
+            let mut kind = "gpu".to_owned();
+            match left.parse::<u64>() {
+                Ok(_) => words.push(left),
+                Err(_) => kind = left.to_lowercase(),
+            }
+            if words.is_empty() {
+                return Err(wrong("that is not a number of GPUs"));
             }
             if kind.is_empty() || !kind.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') {
                 return Err(wrong("the type of a GPU is letters and digits"));
@@ -220,6 +229,7 @@ impl ClusterSpec {
 fn gpu_bytes(kind: &str) -> u64 {
     let gib = match kind {
         "k80" => 12,
+        "h200" | "h200-simulated" => 141,
         "a100" => 40,
         "a100-80" | "h100" => 80,
         "v100m32" => 32,
@@ -241,6 +251,11 @@ mod tests {
         let widths: Vec<u32> = spec.nodes.iter().map(|node| node.gpus).collect();
         assert_eq!(widths, [8, 4, 4, 4]);
         assert_eq!(spec.gpu_types, ["v100", "t4"]);
+        let spec: ClusterSpec = "4xRTX-4090,2x8xRTX".parse().unwrap();
+        assert_eq!(
+            (spec.gpus(), &spec.gpu_types[..]),
+            (20, &["rtx-4090".to_owned(), "rtx".to_owned()][..])
+        );
         assert_eq!("7".parse::<ClusterSpec>().unwrap().gpus(), 7);
     }
 

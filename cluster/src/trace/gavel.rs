@@ -6,11 +6,24 @@ use std::sync::Arc;
 
 use policy::cluster::{GpuType, Job, PairTable, UserId};
 
-use super::table::{Table, TraceError};
+use super::table::{Column, Table, TraceError};
 use super::{Names, Options, Trace, gpu_types, kind};
 
-/// Steps per second alone, by GPU type, kind of job and number of GPUs.
-pub type Isolated = HashMap<(GpuType, String, u32), f64>;
+/// What was measured of a job alone.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct SoloSpeed {
+    /// Steps in a second.
+    pub steps_per_s: f64,
+    /// Part of the time in which the device computed, where that was measured.
+    pub busy: Option<f64>,
+    /// Part of the memory's bandwidth that was in use.
+    pub mem_busy: Option<f64>,
+    /// Memory that it held.
+    pub mem_bytes: Option<u64>,
+}
+
+/// By GPU type, kind of job and number of GPUs.
+pub type Isolated = HashMap<(GpuType, String, u32), SoloSpeed>;
 
 /// Speeds of jobs alone.
 ///
@@ -24,6 +37,9 @@ pub fn read_isolated(file: &Path, options: &Options) -> Result<Isolated, TraceEr
         table.column("num_gpus")?,
         table.column("steps_per_s")?,
     ];
+    let busy = table.optional("busy");
+    let mem_busy = table.optional("mem_busy");
+    let mem_bytes = table.optional("mem_bytes");
     let types = gpu_types(options);
     let mut known = BTreeSet::new();
     let mut isolated = Isolated::new();
@@ -35,8 +51,19 @@ pub fn read_isolated(file: &Path, options: &Options) -> Result<Isolated, TraceEr
                 continue;
             }
             let steps = row.number(speed)?;
+            let optional = |column: Option<Column>| {
+                let there = column.filter(|column| !row.is_empty(*column));
+                there.map(|column| row.number(column)).transpose()
+            };
+            let solo = SoloSpeed {
+                steps_per_s: steps,
+                busy: optional(busy)?,
+                mem_busy: optional(mem_busy)?,
+                // CAST: bytes of a device.
+                mem_bytes: optional(mem_bytes)?.map(|bytes| bytes as u64),
+            };
             if steps > 0.0 {
-                isolated.insert((*number, row.text(job)?.to_owned(), row.gpus(gpus)?), steps);
+                isolated.insert((*number, row.text(job)?.to_owned(), row.gpus(gpus)?), solo);
             }
         }
         Ok(())
@@ -109,11 +136,13 @@ pub(super) fn read(table: Table, folder: &Path, options: &Options) -> Result<Tra
             return Ok(());
         }
         let (name, wanted) = (row.text(job_type)?, row.gpus(gpus)?);
-        let speed = |kind| isolated.get(&(kind, name.to_owned(), wanted)).copied();
-        let Some(first) = speed(GpuType(0)) else {
+        let solo = |kind| isolated.get(&(kind, name.to_owned(), wanted)).copied();
+        let speed = |kind| solo(kind).map(|one: SoloSpeed| one.steps_per_s);
+        let Some(measured) = solo(GpuType(0)) else {
             trace.skipped += 1;
             return Ok(());
         };
+        let first = measured.steps_per_s;
         let kind = kind(&mut trace.kinds, name);
         let duration_s = row.number(steps)? / first;
         let mut job = Job::rigid(kind, wanted, row.number(arrival)?, duration_s);
@@ -122,6 +151,11 @@ pub(super) fn read(table: Table, folder: &Path, options: &Options) -> Result<Tra
         job.by_type = (0..options.gpu_types.len())
             .map(|kind| speed(GpuType(kind as u16)).unwrap_or(0.0) / first)
             .collect();
+        // A job of which nothing is known counts as busy all the time.
+        job.profile.busy = measured.busy.unwrap_or(job.profile.busy);
+        job.profile.mem_busy = measured.mem_busy.unwrap_or(job.profile.mem_busy);
+        job.profile.persistent_bytes = measured.mem_bytes.unwrap_or(0);
+        job.profile = job.profile.sane();
         trace.jobs.push(job);
         Ok(())
     })?;
