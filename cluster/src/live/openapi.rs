@@ -26,7 +26,7 @@ pub static DOCUMENT: LazyLock<String> = LazyLock::new(|| {
     ),
     paths(
         session, document, health, status, decisions, jobs, submit, job, cancel, register, report,
-        forget
+        forget, kinds, feed
     ),
     components(schemas(Problem)),
     security(("token" = [])),
@@ -108,9 +108,9 @@ mod tests {
     use super::DOCUMENT;
     use crate::live::routes::ROUTES;
     use crate::live::wire::{
-        Ack, DecisionView, Device, Ended, Health, HookId, HookStatus, JobPhase, JobView, NodeView,
-        Order, Orders, PairView, Registration, Report, RunId, RunReport, Signal, StartRun,
-        Submission, Terms, WaitMatrix, Welcome, What,
+        Ack, DecisionView, Device, Ended, Fed, FedPair, Feed, Health, HookId, HookStatus, JobPhase,
+        JobView, KindView, NodeView, Order, Orders, PairView, Registration, Report, RunId,
+        RunReport, Signal, StartRun, Submission, Terms, WaitMatrix, Welcome, What,
     };
 
     fn document() -> Value {
@@ -137,7 +137,7 @@ mod tests {
             .map(|route| (route.method.to_owned(), route.path.clone()))
             .collect();
         assert_eq!(described, served);
-        assert_eq!(served.len(), 12);
+        assert_eq!(served.len(), 14);
         for route in ROUTES.iter() {
             let operation = &document["paths"][&route.path][route.method.to_lowercase()];
             assert_eq!(
@@ -211,6 +211,10 @@ mod tests {
         check("NodeView", json(NodeView::default()));
         check("DecisionView", json(DecisionView::default()));
         check("PairView", json(PairView::default()));
+        check("KindView", json(KindView::default()));
+        check("Feed", json(Feed::default()));
+        check("FedPair", json(FedPair::default()));
+        check("Fed", json(Fed::default()));
         check("HookStatus", json(HookStatus::default()));
         check("Health", json(Health::default()));
         check("Problem", serde_json::json!({"error": {}}));

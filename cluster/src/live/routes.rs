@@ -23,7 +23,8 @@ use super::http::server::{Response, problem};
 use super::openapi;
 use super::service::{Service, refusal};
 use super::wire::{
-    DecisionView, Health, HookStatus, JobView, Orders, Registration, Report, Submission, Welcome,
+    DecisionView, Fed, Feed, Health, HookStatus, JobView, KindView, Orders, Registration, Report,
+    Submission, Welcome,
 };
 
 /// One row of the API.
@@ -68,7 +69,7 @@ where
 }
 
 /// The whole API.
-fn table() -> [(Route, MethodRouter<Arc<Service>>); 12] {
+fn table() -> [(Route, MethodRouter<Arc<Service>>); 14] {
     const OPEN: bool = true;
     const PROVEN: bool = false;
     [
@@ -84,6 +85,8 @@ fn table() -> [(Route, MethodRouter<Arc<Service>>); 12] {
         row::<__path_register, _, _>(PROVEN, register),
         row::<__path_report, _, _>(PROVEN, report),
         row::<__path_forget, _, _>(PROVEN, forget),
+        row::<__path_kinds, _, _>(PROVEN, kinds),
+        row::<__path_feed, _, _>(PROVEN, feed),
     ]
 }
 
@@ -328,4 +331,26 @@ async fn forget(State(service): Served, Varies(node): Varies) -> Response {
     service.with(200, |hook| {
         hook.forget(&node, now).map(|()| serde_json::json!({}))
     })
+}
+
+/// Kinds of job that are remembered, each as one of it was submitted last.
+#[utoipa::path(
+    get,
+    path = "/v1/kinds",
+    responses((status = 200, description = "Done.", body = Vec<KindView>)),
+)]
+async fn kinds(State(service): Served) -> Response {
+    service.with(200, |hook| Ok(hook.kinds()))
+}
+
+/// Takes pairs that were measured elsewhere.
+#[utoipa::path(
+    post,
+    path = "/v1/pairs",
+    request_body = Feed,
+    responses((status = 200, description = "Done.", body = Fed)),
+)]
+async fn feed(State(service): Served, Asked(fed): Asked<Feed>) -> Response {
+    let now = service.now();
+    service.with(200, |hook| hook.feed(fed, now))
 }

@@ -473,7 +473,7 @@ pub struct DecisionView {
     /// When.
     pub unix_ms: u64,
     /// `place`, `suspend`, `resume`, `migrate`, `unpack`, `reshare`, `resize`, `reject`,
-    /// `measured`, ...
+    /// `measured`, `fed`, ...
     pub kind: String,
     /// About whom; 0: about no job.
     pub job: u64,
@@ -499,6 +499,71 @@ pub struct PairView {
     pub refused: bool,
     /// When.
     pub unix_ms: u64,
+}
+
+/// Bytes of a kind, a user, a word against repetition, at most.
+pub const MAX_LABEL_BYTES: usize = 512;
+
+/// The kind of a job that says none: its command line, as far as a kind may be long.
+#[must_use]
+pub fn kind_of_command(line: &str) -> String {
+    let line = line.replace(char::is_control, " ");
+    let end = (0..=line.len().min(MAX_LABEL_BYTES))
+        .rev()
+        .find(|at| line.is_char_boundary(*at));
+    line[..end.unwrap_or(0)].to_owned()
+}
+
+/// A kind of job, as one of it was submitted last.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct KindView {
+    /// Its kind.
+    pub kind: String,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Variables for it.
+    pub env: BTreeMap<String, String>,
+    /// Where it runs; empty: in a directory of its own.
+    pub dir: String,
+    /// GPUs that it asks for.
+    pub gpus: u32,
+    /// Memory quota on each device.
+    pub mem_bytes: Option<u64>,
+    /// When that was.
+    pub submitted_unix_ms: u64,
+}
+
+/// Pairs that were measured elsewhere: all of them are taken, or none.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct Feed {
+    /// Each in either order; a later one of two counts.
+    pub pairs: Vec<FedPair>,
+}
+
+/// A pair that was measured elsewhere.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct FedPair {
+    /// Type of the GPU, as its nodes call it.
+    pub gpu: String,
+    /// GPUs of each. 0 counts as 1.
+    pub gpus: u32,
+    /// The two kinds.
+    pub kinds: [String; 2],
+    /// Speed of each relative to being alone; above 1 counts as 1.
+    pub rates: [f64; 2],
+}
+
+/// What became of them.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct Fed {
+    /// Pairs that were taken.
+    pub taken: u64,
+    /// Pairs in the table now.
+    pub pairs: u64,
 }
 
 /// The hook as it stands.

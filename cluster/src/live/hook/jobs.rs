@@ -5,7 +5,7 @@ use control::{ControlError, ErrorCode};
 use super::{Hook, invalid, refuse};
 use crate::live::clock::Now;
 use crate::live::records::JobRecord;
-use crate::live::wire::{JobPhase, JobView, Submission};
+use crate::live::wire::{JobPhase, JobView, MAX_LABEL_BYTES, Submission, kind_of_command};
 
 /// Jobs that are not over at most.
 const MAX_JOBS: usize = 10_000;
@@ -15,8 +15,6 @@ const MAX_WORDS: usize = 4096;
 const MAX_TEXT_BYTES: usize = 256 << 10;
 /// Bytes of the texts of all jobs that are not over.
 const MAX_ALL_TEXT_BYTES: usize = 256 << 20;
-/// Bytes of a kind, a user, a word against repetition.
-const MAX_LABEL_BYTES: usize = 512;
 /// Bytes of a job's name: with its number and its attempt it has to be a name on the node.
 const MAX_NAME_BYTES: usize = 40;
 
@@ -214,11 +212,7 @@ fn checked(mut asked: Submission) -> Result<Submission, ControlError> {
         ));
     }
     if asked.kind.is_empty() {
-        let line = asked.command.join(" ").replace(char::is_control, " ");
-        let end = (0..=line.len().min(MAX_LABEL_BYTES))
-            .rev()
-            .find(|at| line.is_char_boundary(*at));
-        asked.kind = line[..end.unwrap_or(0)].to_owned();
+        asked.kind = kind_of_command(&asked.command.join(" "));
     }
     asked.gpus = asked.gpus.max(1);
     if asked.gpus > 64 {

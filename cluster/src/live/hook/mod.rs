@@ -17,6 +17,7 @@
 mod decide;
 mod jobs;
 mod nodes;
+mod pairs;
 mod rebuild;
 #[cfg(test)]
 mod tests;

@@ -16,6 +16,7 @@ use crate::live::wire::{
 mod hook;
 mod jobs;
 mod nodes;
+mod pairs;
 
 const BEGIN_MS: u64 = 1_000_000;
 

@@ -1,0 +1,106 @@
+//! Pairs that were measured elsewhere, and kinds.
+
+use super::*;
+use crate::live::wire::{FedPair, Feed};
+
+fn pair(kinds: [&str; 2], rates: [f64; 2]) -> FedPair {
+    FedPair {
+        gpu: "T4".into(),
+        gpus: 1,
+        kinds: kinds.map(str::to_owned),
+        rates,
+    }
+}
+
+fn feed(world: &mut World, pairs: Vec<FedPair>) -> Result<crate::live::wire::Fed, ControlError> {
+    let now = world.now();
+    let fed = world.hook().feed(Feed { pairs }, now);
+    world.hook().commit().unwrap();
+    fed
+}
+
+#[test]
+fn a_pair_that_was_fed_as_bad_is_never_tried_and_a_kill_keeps_that() {
+    let mut world = World::new(&[1], Some("trial"));
+    let fed = feed(
+        &mut world,
+        vec![
+            pair(["job 0.3", "job 0.4"], [0.5, 0.5]),
+            pair(["job 0.3", "job 0.2"], [1.7, 0.98]),
+        ],
+    );
+    let fed = fed.unwrap();
+    assert_eq!((fed.taken, fed.pairs), (2, 2));
+    world.kill();
+    let pairs = world.hook().status().pairs;
+    assert_eq!(pairs.len(), 2, "{pairs:?}");
+    let good = pairs.iter().find(|pair| !pair.refused).unwrap();
+    assert_eq!(good.rates, [1.0, 0.98], "nobody is faster than solo");
+    // By themselves they would have been put together for a trial, and kept.
+    let a = world.submit("job 0.3 40 f", false);
+    world.until("it runs", 60.0, |world| world.phase(a) == JobPhase::Running);
+    let b = world.submit("job 0.4 10 f", false);
+    for _ in 0..20 {
+        world.tick();
+    }
+    assert_eq!(world.phase(b), JobPhase::Waiting);
+    let c = world.submit("job 0.2 10 f", false);
+    world.until("the good pair", 60.0, |world| {
+        world.phase(c) == JobPhase::Running
+    });
+    world.until("all are over", 400.0, World::over);
+}
+
+#[test]
+fn what_is_fed_later_counts_in_both_orders() {
+    let mut world = World::new(&[1], Some("trial"));
+    feed(&mut world, vec![pair(["a", "b"], [0.9, 0.8])]).unwrap();
+    let fed = feed(&mut world, vec![pair(["b", "a"], [0.1, 0.2])]).unwrap();
+    assert_eq!((fed.taken, fed.pairs), (1, 2));
+    let pairs = world.hook().status().pairs;
+    for pair in &pairs {
+        let of = |kind: &str| pair.rates[usize::from(pair.kinds[1] == kind)];
+        assert_eq!((of("a"), of("b")), (0.2, 0.1), "{pairs:?}");
+        assert!(pair.refused);
+    }
+    let log = world.hook().decisions(0);
+    assert_eq!(log.iter().filter(|line| line.kind == "fed").count(), 2);
+}
+
+#[test]
+fn one_bad_pair_and_nothing_is_taken() {
+    let mut world = World::new(&[1], None);
+    let good = || pair(["a", "b"], [0.9, 0.8]);
+    let with = |change: &dyn Fn(&mut FedPair)| {
+        let mut bad = good();
+        change(&mut bad);
+        vec![good(), bad]
+    };
+    for (pairs, words) in [
+        (Vec::new(), "0 pairs"),
+        (vec![good(); 4097], "4097"),
+        (with(&|pair| pair.gpu.clear()), "type of GPU"),
+        (with(&|pair| pair.kinds[1] = "x\ny".into()), "x\\ny"),
+        (with(&|pair| pair.kinds[0] = "k".repeat(513)), "kind"),
+        (with(&|pair| pair.rates[0] = -0.1), "-0.1"),
+        (with(&|pair| pair.rates[1] = f64::NAN), "NaN"),
+        (with(&|pair| pair.gpus = 65), "65 GPUs"),
+    ] {
+        let error = feed(&mut world, pairs).unwrap_err();
+        assert!(error.to_string().contains(words), "{words}: {error}");
+        assert!(world.hook().status().pairs.is_empty());
+    }
+}
+
+#[test]
+fn a_kind_is_known_by_what_was_submitted_last() {
+    let mut world = World::new(&[1], None);
+    world.submit("job 0.3 5 f", false);
+    world.submit("job 0.3 6 f", false);
+    world.submit("job 0.4 7 f", false);
+    let kinds = world.hook().kinds();
+    let names: Vec<&str> = kinds.iter().map(|kind| &kind.kind[..]).collect();
+    assert_eq!(names, ["job 0.3", "job 0.4"]);
+    assert_eq!(kinds[0].command[2], "6");
+    assert_eq!(kinds[0].gpus, 1);
+}
