@@ -29,6 +29,7 @@ import sharing  # noqa: E402
 MEASURING = {
     "scripts/accounting": "starts jobs",
     "scripts/bench/fairness": "takes minutes",
+    "scripts/bench/interfere": "takes minutes",
     "scripts/bench/iterations": "takes minutes",
     "scripts/bench/overhead": "takes minutes",
     "scripts/bench/protect": "takes minutes",

@@ -272,6 +272,16 @@ pub struct Replay {
     /// Replay one process of several: a replay starts itself so
     #[arg(long, hide = true)]
     pub process: Option<u16>,
+    /// Write every moment how many there were so far; of a recording of one process
+    #[arg(long, hide = true)]
+    pub count: Option<Counted>,
+}
+
+/// What a replay counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Counted {
+    Launches,
+    Iterations,
 }
 
 /// Exits with 1 where something gets past the library, or would.
@@ -326,6 +336,15 @@ pub struct Interfere {
     /// Use this driver library instead of searching for libcuda.so.1
     #[arg(long, value_name = "FILE", conflicts_with = "sim")]
     pub driver: Option<PathBuf>,
+    /// Give what was measured to this cluster hook, which decides by it which jobs share a GPU
+    #[arg(long, value_name = "URL")]
+    pub feed: Option<String>,
+    /// The hook that knows the kinds of the plan [default: that of --feed; env: SUBLET_CLUSTER]
+    #[arg(long, value_name = "URL")]
+    pub cluster: Option<String>,
+    /// File with the hook's token [env: SUBLET_CLUSTER_TOKEN_FILE]
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
 }
 
 /// Takes effect within a slice, and outlives the arbiter. What is refused changes nothing.

@@ -2,7 +2,7 @@
 """Checks the page of `sublet interfere`: tags nest, nothing is fetched, identities are used once, and the
 files in it are those beside it.
 """
-import html.parser, pathlib, re, shutil, struct, subprocess, sys, tempfile, urllib.parse, xml.etree.ElementTree, zlib
+import html.parser, os, pathlib, re, shutil, struct, subprocess, sys, tempfile, urllib.parse, xml.etree.ElementTree, zlib
 path = pathlib.Path(sys.argv[1])
 text = path.read_text(encoding="utf-8")
 VOID = {"meta", "link"}
@@ -96,5 +96,7 @@ def seen_by(browser):
     return "a browser shows the heat map, and its console is empty"
 
 
-browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+named = os.environ.get("SUBLET_TEST_BROWSER")
+found = (shutil.which(name) for name in ([named] if named else ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"]))
+browser = next((path for path in found if path), None)
 print(seen_by(browser) if browser else "left out: no browser is installed")

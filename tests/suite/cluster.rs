@@ -13,7 +13,7 @@ use serde_json::Value;
 use tests::{Artefacts, Outcome, Running, Sandbox, attempts, wait_until};
 
 /// A hook, its state in a directory of its own.
-struct Hook {
+pub struct Hook {
     sandbox: Sandbox,
     process: Option<Child>,
     port: String,
@@ -23,7 +23,7 @@ struct Hook {
 }
 
 impl Hook {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self::with(&[])
     }
 
@@ -40,11 +40,11 @@ impl Hook {
         hook
     }
 
-    fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    fn token_file(&self) -> PathBuf {
+    pub fn token_file(&self) -> PathBuf {
         self.sandbox.path("hook/token")
     }
 
@@ -100,7 +100,7 @@ impl Hook {
         }
     }
 
-    fn ask(&self, words: &[&str]) -> Outcome {
+    pub fn ask(&self, words: &[&str]) -> Outcome {
         let mut command = self.sandbox.sublet(["cluster"]);
         command
             .args(&words[..1])
@@ -109,7 +109,7 @@ impl Hook {
         Outcome::of(command.args(&words[1..]))
     }
 
-    fn json(&self, words: &[&str]) -> Value {
+    pub fn json(&self, words: &[&str]) -> Value {
         serde_json::from_str(&self.ask(words).succeeded().stdout).expect("JSON")
     }
 

@@ -9,6 +9,8 @@ use std::time::Duration;
 use serde_json::Value;
 use tests::{Artefacts, Outcome, Running, Sandbox, wait_until};
 
+use crate::cluster::Hook;
+
 /// A job that keeps the device busy.
 const SPIN: &str = "[[job]]\nname = \"spin\"\nprogress = \"launches\"\n\
     command = [\"spin\", \"--kernel-us\", \"500\", \"--seconds\", \"3600\"]\n";
@@ -284,4 +286,219 @@ fn the_quick_example_is_a_good_plan_and_its_page_stands_by_itself() {
     assert!(Path::new(&script).exists());
     let read = Outcome::of(sandbox.command("python3").arg(script).arg(matrix));
     assert_eq!(read.code, Some(1), "no pair was measured: {read:?}");
+}
+
+/// Jobs are commands, recordings, or kinds that a cluster's hook knows; the hook is given what came
+/// of it, and the simulator takes it.
+#[test]
+fn recordings_and_kinds_are_jobs_and_the_hook_learns_their_pairs() {
+    let hook = Hook::new();
+    let sandbox = sandbox();
+    let recordings = Artefacts::get().root().join("examples/recordings");
+    for name in ["train_mlp.slr", "infer_loop.slr"] {
+        fs::copy(recordings.join(name), sandbox.path(name)).expect("a recording");
+    }
+    hook.ask(&[
+        "submit",
+        "--kind",
+        "busy",
+        "--dir",
+        "/tmp",
+        "--",
+        "spin",
+        "--kernel-us",
+        "500",
+        "--seconds",
+        "3600",
+    ])
+    .succeeded();
+    let jobs = [
+        "[[job]]\nname = \"train\"\nrecording = \"train_mlp.slr\"\nprogress = \"launches\"\n",
+        "[[job]]\nname = \"infer\"\nkind = \"inference\"\nrecording = \"infer_loop.slr\"\n\
+         progress = \"launches\"\n",
+        "[[job]]\nname = \"busy\"\nkind = \"busy\"\nprogress = \"launches\"\n",
+    ];
+    let times = "repeat = 1\nwarm_up = \"200ms\"\nmeasured = \"800ms\"\npairs = \"distinct\"";
+    plan(&sandbox, times, &jobs);
+    let refused = interfere(&sandbox, &[]);
+    assert_eq!(refused.code, Some(125), "{refused:?}");
+    assert!(
+        refused
+            .stderr
+            .contains("plan.toml:17:8: kind: `busy`: which hook?"),
+        "{refused:?}"
+    );
+    let url = hook.url();
+    let token = hook.token_file();
+    let token = token.to_str().expect("a path");
+    let known = ["--cluster", &url, "--token-file", token];
+    let mut outcome = interfere(&sandbox, &known);
+    for _ in 0..3 {
+        if outcome.code == Some(1) {
+            outcome = interfere(&sandbox, &[&known[..], &["--retry"]].concat());
+        }
+    }
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let report = report(&sandbox);
+    let solos = report["solo"].as_array().expect("a list");
+    assert_eq!(solos.len(), 3, "{report}");
+    for solo in solos {
+        assert!(
+            solo["speed"].as_f64().is_some_and(|speed| speed > 0.0),
+            "{solo}"
+        );
+        assert_eq!(solo["unit"], "launches");
+    }
+    // The same command gives the pairs to the hook, once it is asked to; by kind, where there is
+    // one, else by the name of the recording's job.
+    let fed = interfere(&sandbox, &["--feed", &url, "--token-file", token]);
+    assert_eq!(fed.code, Some(0), "{fed:?}");
+    assert!(
+        fed.stderr.contains("6 of 6 runs are there already"),
+        "{fed:?}"
+    );
+    assert!(
+        fed.stderr.contains("hook: 3 pairs taken, 3 in its table"),
+        "{fed:?}"
+    );
+    let status = hook.json(&["status", "--json"]);
+    let pairs = status["pairs"].as_array().expect("a list");
+    for kinds in [
+        ["train", "inference"],
+        ["train", "busy"],
+        ["inference", "busy"],
+    ] {
+        let pair = pairs
+            .iter()
+            .find(|pair| pair["kinds"] == serde_json::json!(kinds));
+        let pair = pair.unwrap_or_else(|| panic!("{kinds:?} in {status}"));
+        let cell = |job: &str, label: &str| {
+            let cells = report["slowdowns"].as_array().expect("a list");
+            let found = cells
+                .iter()
+                .find(|one| one["job"] == job && one["combination"] == label);
+            found.expect("a cell")["slowdown"]
+                .as_f64()
+                .expect("a slowdown")
+        };
+        if kinds == ["train", "busy"] {
+            let rate = |at: usize| pair["rates"][at].as_f64().expect("a rate");
+            assert!((rate(0) - (1.0 / cell("train", "train+busy")).min(1.0)).abs() < 1e-9);
+            assert!((rate(1) - (1.0 / cell("busy", "train+busy")).min(1.0)).abs() < 1e-9);
+        }
+        assert_eq!(pair["gpu"], report["experiment"]["gpu"]);
+    }
+    // A hook that is not there: everything else is done, and the reason is said.
+    let nobody = interfere(
+        &sandbox,
+        &[
+            "--feed",
+            "http://127.0.0.1:1",
+            "--token-file",
+            token,
+            "--cluster",
+            &url,
+        ],
+    );
+    assert_eq!(nobody.code, Some(125), "{nobody:?}");
+    assert!(
+        nobody.stderr.contains("was not given the pairs"),
+        "{nobody:?}"
+    );
+    // Policies that need busy fractions, memory and measured pairs act on the trace.
+    let trace = sandbox.path("out/trace-slices/jobs.csv");
+    let trace = trace.to_str().expect("a path");
+    let simulate = [
+        "simulate",
+        "--json",
+        "--trace",
+        trace,
+        "--cluster",
+        "4xh200-simulated",
+    ];
+    let policies = [
+        "--order",
+        "fifo-backfill",
+        "--packer",
+        "greedy",
+        "--packer",
+        "util-sum",
+    ];
+    let simulated = Outcome::of(&mut sandbox.sublet([&simulate[..], &policies].concat()));
+    let simulated = simulated.succeeded().json();
+    assert_eq!(
+        simulated["runs"].as_array().map(Vec::len),
+        Some(2),
+        "{simulated}"
+    );
+    assert_eq!(simulated["skipped"], 0);
+}
+
+#[test]
+fn a_replay_counts_by_itself_where_no_arbiter_does() {
+    let sandbox = sandbox();
+    let recordings = Artefacts::get().root().join("examples/recordings");
+    fs::copy(recordings.join("graph_loop.slr"), sandbox.path("job.slr")).expect("a recording");
+    let job = "[[job]]\nname = \"graphs\"\nrecording = \"job.slr\"\nprogress = \"launches\"\n";
+    let times = "repeat = 1\nwarm_up = \"200ms\"\nmeasured = \"800ms\"\nmodes = [\"plain\"]";
+    plan(&sandbox, times, &[job]);
+    interfere_to_the_end(&sandbox);
+    let report = report(&sandbox);
+    let cell = &report["slowdowns"][0];
+    assert_eq!(cell["combination"], "graphs+graphs", "{report}");
+    assert!(
+        cell["slowdown"]
+            .as_f64()
+            .is_some_and(|slowdown| slowdown > 0.5),
+        "{report}"
+    );
+    // Another recording under the same name is another experiment.
+    fs::copy(recordings.join("infer_loop.slr"), sandbox.path("job.slr")).expect("a recording");
+    let refused = interfere(&sandbox, &[]);
+    assert_eq!(refused.code, Some(125), "{refused:?}");
+    assert!(
+        refused.stderr.contains("plan.jobs.graphs.recording"),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn a_full_disk_keeps_what_is_finished_and_says_why() {
+    let sandbox = sandbox();
+    let times = "repeat = 8\nwarm_up = \"0s\"\nmeasured = \"500ms\"\npairs = \"none\"";
+    plan(&sandbox, times, &[SPIN]);
+    let running = Running::start(sandbox.sublet(RUN).stdin(Stdio::null()));
+    wait_until("two runs are finished", || {
+        (lines(&sandbox).len() > 2).then_some(())
+    });
+    // Its files may grow no more than this, which is what a full disk is to it.
+    let length = fs::metadata(sandbox.path("out/runs.jsonl"))
+        .expect("the runs")
+        .len();
+    let limit = nix::libc::rlimit {
+        rlim_cur: length + 100,
+        rlim_max: length + 100,
+    };
+    // SAFETY: a process of this test's own, and a valid structure.
+    let done = unsafe {
+        nix::libc::prlimit(
+            // CAST: process ids are positive.
+            running.pid() as i32,
+            nix::libc::RLIMIT_FSIZE,
+            &raw const limit,
+            std::ptr::null_mut(),
+        )
+    };
+    assert_eq!(done, 0);
+    let outcome = running.wait();
+    assert_eq!(outcome.code, Some(125), "{outcome:?}");
+    let said = outcome.stderr.lines().last().unwrap_or_default();
+    assert!(said.contains("the finished runs are in it"), "{outcome:?}");
+    assert_eq!(processes(&sandbox), Vec::<String>::new());
+    let kept = lines(&sandbox);
+    assert!((3..9).contains(&kept.len()), "{kept:?}");
+    // With space again it goes on, and what was there stays as it was.
+    interfere_to_the_end(&sandbox);
+    assert_eq!(lines(&sandbox)[..kept.len()], kept);
+    assert_eq!(report(&sandbox)["solo"][0]["runs"], 8);
 }

@@ -123,7 +123,7 @@ fn choice(args: &Serve) -> Choice {
     }
 }
 
-fn client(hook: &args::Hook) -> anyhow::Result<Client> {
+pub fn client(hook: &args::Hook) -> anyhow::Result<Client> {
     let var = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
     let url = hook.cluster.clone().or_else(|| var("SUBLET_CLUSTER"));
     let Some(url) = url else {

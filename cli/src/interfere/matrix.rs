@@ -18,6 +18,8 @@ pub struct Solo {
     pub busy: Option<f64>,
     pub memory_busy: Option<f64>,
     pub copy_bytes_per_s: Option<f64>,
+    /// The most that it held in one of the runs.
+    pub mem_peak_bytes: Option<u64>,
     pub reason: Option<String>,
 }
 
@@ -67,6 +69,7 @@ impl Matrix {
                     busy: mean(runs.done().filter_map(|record| record.device_busy)),
                     memory_busy: mean(runs.done().filter_map(|record| record.memory_busy)),
                     copy_bytes_per_s: mean_of(|figures| figures.copy_bytes_per_s),
+                    mem_peak_bytes: figures().filter_map(|one| one.mem_peak_bytes).max(),
                     reason: runs.reason(plan),
                     samples,
                 });
@@ -151,7 +154,8 @@ impl Matrix {
                 "mode": solo.mode, "job": solo.job, "unit": solo.unit, "speed": solo.speed,
                 "runs": solo.samples.len(), "busy": solo.busy,
                 "memory_busy": solo.memory_busy,
-                "copy_bytes_per_s": solo.copy_bytes_per_s, "reason": solo.reason,
+                "copy_bytes_per_s": solo.copy_bytes_per_s, "mem_peak_bytes": solo.mem_peak_bytes,
+                "reason": solo.reason,
             })
         });
         let cells = self.cells.iter().map(|cell| {
@@ -261,7 +265,7 @@ mod tests {
 
     #[test]
     fn each_job_has_its_slowdown_beside_each_other() {
-        let plan = plan::parse(PLAN, "p", Path::new("/")).unwrap();
+        let plan = plan::parse(PLAN, "p", Path::new("/"), &|_| Err(String::new())).unwrap();
         let mut records = Vec::new();
         for number in [1, 2] {
             records.push(repetition("a", number, &[("a", 100.0)]));
@@ -301,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_run_that_failed_leaves_its_reason() {
-        let plan = plan::parse(PLAN, "p", Path::new("/")).unwrap();
+        let plan = plan::parse(PLAN, "p", Path::new("/"), &|_| Err(String::new())).unwrap();
         let mut failed = repetition("b", 1, &[("b", 1.0)]);
         failed.failed = Some("job `b` ended with exit code 3".into());
         failed.figures.clear();

@@ -7,6 +7,7 @@
 //! on from the store.
 
 mod device;
+mod feed;
 mod host;
 mod matrix;
 mod plan;
@@ -55,6 +56,10 @@ pub const FAILED_RUNS: u8 = 1;
 /// A plan that is wrong, a place that cannot be written, another experiment in it, no device.
 pub fn interfere(args: &Interfere) -> Result<(String, u8)> {
     let (plan, text) = read_plan(args)?;
+    let fed = match &args.feed {
+        Some(url) => Some((url, mode_to_feed(&plan)?)),
+        None => None,
+    };
     let runs = schedule::runs(&plan);
     let summary = schedule::summary(&plan);
     let Some(out) = args.out.as_deref().filter(|_| !args.dry_run) else {
@@ -139,6 +144,11 @@ pub fn interfere(args: &Interfere) -> Result<(String, u8)> {
     };
     experiment.write(out)?;
     let failed = records.iter().filter(|one| one.failed.is_some()).count();
+    if let Some((url, mode)) = fed {
+        let gpu = host.about["gpu"].as_str().unwrap_or_default();
+        let pairs = feed::pairs(&plan, &matrix, mode, gpu);
+        say(feed::feed(args, url, pairs)?.trim_end());
+    }
     let mut printed = report::terminal::text(&plan, &matrix, colours());
     printed += &format!("report: {}\n", out.join("report.html").display());
     if failed > 0 {
@@ -151,13 +161,22 @@ pub fn interfere(args: &Interfere) -> Result<(String, u8)> {
     Ok((printed, 0))
 }
 
+fn mode_to_feed(plan: &Plan) -> anyhow::Result<plan::Mode> {
+    feed::mode(plan).context(
+        "--feed: no mode of the plan has an arbiter, and the hook's nodes have: write slices, \
+         all-at-once or auto among its modes",
+    )
+}
+
 fn read_plan(args: &Interfere) -> anyhow::Result<(Plan, String)> {
     let path = &args.plan;
     let text = fs::read_to_string(path)
         .with_context(|| format!("cannot read the plan {}", path.display()))?;
     let whole = fs::canonicalize(path).unwrap_or_else(|_| path.clone());
     let base = whole.parent().unwrap_or(Path::new("/"));
-    let mut plan = plan::parse(&text, &path.display().to_string(), base)?;
+    let known = feed::Known::new(args);
+    let kinds = |kind: &str| known.kind(kind);
+    let mut plan = plan::parse(&text, &path.display().to_string(), base, &kinds)?;
     if let Some(repeat) = args.repeat {
         plan.repeat = repeat;
     }

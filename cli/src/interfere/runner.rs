@@ -22,7 +22,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
 use super::device::{Rate, Watched};
-use super::plan::{Mode, Plan, Progress, names_in_run};
+use super::plan::{Job, Mode, Plan, Progress, Work, names_in_run};
 use super::progress::{Lines, Samples, last_lines};
 use super::schedule::Run;
 use super::statistics::mean;
@@ -378,11 +378,12 @@ impl Together<'_> {
                 Some(_) => command.arg("--sim"),
                 None => command.arg("--driver").arg(&driver.path),
             };
-            command.arg("--").args(&about.command);
+            command.arg("--").args(self.words(about));
             self.environment(&mut command);
         } else {
-            command = Command::new(&about.command[0]);
-            command.args(&about.command[1..]);
+            let words = self.words(about);
+            command = Command::new(&words[0]);
+            command.args(&words[1..]);
             self.environment(&mut command);
             command.env_remove("SUBLET_RUNTIME_DIR");
             // Of a `sublet run` that this one is in.
@@ -408,8 +409,9 @@ impl Together<'_> {
             command.env("PYTHONUNBUFFERED", "1");
         }
         let (out, err) = (self.place.output(job, "out"), self.place.output(job, "err"));
-        let lines = |out: &Path| match &about.progress {
-            Progress::Lines { pattern, .. } => Lines::open(out, pattern).map(Some),
+        let lines = |out: &Path| match (&about.progress, counted_by_itself(about, self.run.mode)) {
+            (Progress::Lines { pattern, .. }, _) => Lines::open(out, pattern).map(Some),
+            (_, Some(what)) => Lines::open(out, &format!("^{what} ([0-9]+)$")).map(Some),
             _ => Ok(None),
         };
         command
@@ -419,14 +421,34 @@ impl Together<'_> {
             .stdout(File::create(&out).context("cannot make a file for its output")?)
             .stderr(File::create(&err).context("cannot make a file for its output")?);
         let lines = lines(&out).context("cannot read its output")?;
-        let child = command
-            .spawn()
-            .with_context(|| format!("`{}`", about.command[0]))?;
+        let child = command.spawn().with_context(|| match &about.work {
+            Work::Command(words) => format!("`{}`", words[0]),
+            Work::Recording(one) => format!("a replay of {}", one.path.display()),
+        })?;
         Ok(Started {
             child,
             lines,
             ended: None,
         })
+    }
+
+    /// What is run: of a recording, a replay of it that begins anew as long as it is let.
+    fn words(&self, about: &Job) -> Vec<OsString> {
+        let recorded = match &about.work {
+            Work::Command(words) => return words.iter().map(OsString::from).collect(),
+            Work::Recording(recorded) => recorded,
+        };
+        let mut words: Vec<OsString> = vec![self.runner.executable.into(), "replay".into()];
+        words.push(recorded.path.clone().into());
+        words.extend(["--for", REPLAYED].map(OsString::from));
+        match self.runner.driver.simulated {
+            Some(_) => words.push("--sim".into()),
+            None => words.extend(["--driver".into(), self.runner.driver.path.clone().into()]),
+        }
+        if let Some(what) = counted_by_itself(about, self.run.mode) {
+            words.extend(["--count", what].map(OsString::from));
+        }
+        words
     }
 
     fn progress(&self, job: usize) -> &Progress {
@@ -481,9 +503,12 @@ impl Together<'_> {
 
     /// How far a job has come, where that is known.
     fn counted(&self, status: &Option<ArbiterStatus>, job: usize) -> Option<f64> {
+        if let Some(lines) = &self.jobs[job].lines {
+            return lines.last;
+        }
         // CAST: counters far below 2^53.
         match self.progress(job) {
-            Progress::Lines { .. } => self.jobs[job].lines.as_ref()?.last,
+            Progress::Lines { .. } => None,
             Progress::Launches => Some(self.find(status, job)?.launches as f64),
             Progress::DeviceTime => Some(self.find(status, job)?.device_time_ns as f64 / 1e9),
             Progress::Iterations => {
@@ -616,6 +641,19 @@ impl Together<'_> {
             signal_group(service, Signal::SIGTERM);
             end_group(service, GRACE);
         }
+    }
+}
+
+/// Longer than any run is.
+const REPLAYED: &str = "100d";
+
+/// What a replay counts itself, where no arbiter does.
+fn counted_by_itself(about: &Job, mode: Mode) -> Option<&'static str> {
+    match (&about.work, &about.progress) {
+        _ if mode.of_device().is_some() => None,
+        (Work::Recording(_), Progress::Launches) => Some("launches"),
+        (Work::Recording(_), Progress::Iterations) => Some("iterations"),
+        _ => None,
     }
 }
 

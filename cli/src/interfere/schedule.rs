@@ -126,7 +126,7 @@ mod tests {
         for job in 0..jobs {
             text += &format!("[[job]]\nname = \"j{job}\"\ncommand = [\"x\"]\n");
         }
-        plan::parse(&text, "p.toml", Path::new("/")).unwrap()
+        plan::parse(&text, "p.toml", Path::new("/"), &|_| Err(String::new())).unwrap()
     }
 
     #[test]

@@ -12,13 +12,14 @@ mod play;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
-use crate::args::Replay;
+use crate::args::{Counted, Replay};
 use crate::exit::Result;
 use crate::json;
 use crate::recording::Recording;
@@ -58,10 +59,10 @@ pub fn replay(args: &Replay) -> Result<String> {
         Some(number) => {
             let process = plan.processes.iter().find(|one| one.number == number);
             let process = process.with_context(|| format!("{shown} has no process {number}"))?;
-            play_one(process, &recording, driver.as_deref(), how)?
+            play_one(process, &recording, driver.as_deref(), how, args.count)?
         }
         None => match plan.processes.as_slice() {
-            [process] => play_one(process, &recording, driver.as_deref(), how)?,
+            [process] => play_one(process, &recording, driver.as_deref(), how, args.count)?,
             several => play_all(args, several)?,
         },
     };
@@ -97,11 +98,36 @@ fn play_one(
     recording: &Recording,
     driver: Option<&Path>,
     how: How,
+    count: Option<Counted>,
 ) -> anyhow::Result<Played> {
     let cuda = Cuda::open(driver)?;
     let player = Player::new(&cuda, process, &recording.names, how)?;
-    player.play()
+    let Some(what) = count else {
+        return player.play();
+    };
+    let (over, is_over) = mpsc::channel::<()>();
+    let counting = &player;
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            // Until the other end is dropped.
+            while is_over.recv_timeout(COUNT_EVERY) == Err(RecvTimeoutError::Timeout) {
+                let (launches, steps) = counting.counted();
+                let (word, number) = match what {
+                    Counted::Launches => ("launches", launches),
+                    Counted::Iterations => ("iterations", steps),
+                };
+                // Where stdout is gone there is nobody to tell.
+                let _ = writeln!(io::stdout(), "{word} {number}");
+            }
+        });
+        let played = player.play();
+        drop(over);
+        played
+    })
 }
+
+/// Between two lines of a replay that counts.
+const COUNT_EVERY: Duration = Duration::from_millis(20);
 
 /// TIMEOUT: no process is started later than this after the first, however long it took when it
 /// was recorded.

@@ -114,6 +114,7 @@ pub struct Player<'a> {
     turn: AtomicUsize,
     failed: AtomicBool,
     launches: AtomicU64,
+    steps: AtomicU64,
     device_ns: AtomicU64,
     /// Nanoseconds that kernels were asked to take too little, for those of full microseconds.
     owed_ns: Mutex<i64>,
@@ -178,6 +179,7 @@ impl<'a> Player<'a> {
             turn: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
             launches: AtomicU64::new(0),
+            steps: AtomicU64::new(0),
             device_ns: AtomicU64::new(0),
             owed_ns: Mutex::new(0),
             device_name: String::new(),
@@ -411,6 +413,12 @@ impl<'a> Player<'a> {
             host_ns: began.elapsed().as_nanos() as u64,
             device: self.device_name.clone(),
         })
+    }
+
+    /// Launches and ends of iterations so far.
+    pub fn counted(&self) -> (u64, u64) {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (of(&self.launches), of(&self.steps))
     }
 
     fn round(&self) -> anyhow::Result<()> {
@@ -664,6 +672,7 @@ impl<'a> Player<'a> {
                 Call::WaitStream { stream } => cuda.stream_wait(self.stream(stream)?),
                 Call::WaitEvent { event } => cuda.event_wait(self.event(event)?),
                 Call::Step => {
+                    self.steps.fetch_add(1, Ordering::Relaxed);
                     cuda.step();
                     Ok(())
                 }

@@ -36,7 +36,7 @@ impl Colour {
         format!("#{:02x}{:02x}{:02x}", self.0, self.1, self.2)
     }
 
-    fn light(self) -> bool {
+    pub fn light(self) -> bool {
         let sum = 299 * u32::from(self.0) + 587 * u32::from(self.1) + 114 * u32::from(self.2);
         sum > 140_000
     }

@@ -5,8 +5,10 @@
 
 mod colour;
 mod html;
+mod png;
 mod svg;
 pub mod terminal;
+pub mod workload;
 
 use std::fs;
 use std::path::Path;
@@ -45,6 +47,9 @@ impl Experiment<'_> {
         for mode in &self.plan.modes {
             let picture = svg::heat_map(self.plan, self.matrix, *mode);
             replace(dir, &format!("heatmap-{mode}.svg"), &picture)?;
+            let dots = png::heat_map(self.plan, self.matrix, *mode)?;
+            replace(dir, &format!("heatmap-{mode}.png"), dots)?;
+            workload::write(self, dir, *mode)?;
         }
         let downloads = [
             ("matrix.csv", "text/csv", &matrix),
@@ -52,7 +57,7 @@ impl Experiment<'_> {
             (FILE, "application/json", &self.raw),
             ("report.json", "application/json", &json),
         ];
-        replace(dir, "report.html", &html::page(self, &downloads))
+        replace(dir, "report.html", html::page(self, &downloads))
     }
 
     /// Slowdowns, one a line.
@@ -230,9 +235,9 @@ fn number(value: Option<f64>) -> String {
 }
 
 /// Writes a file under another name first.
-fn replace(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
+fn replace(dir: &Path, name: &str, content: impl AsRef<[u8]>) -> anyhow::Result<()> {
     let (path, new) = (dir.join(name), dir.join(format!(".{name}.new")));
-    let written = fs::write(&new, text).and_then(|()| fs::rename(&new, &path));
+    let written = fs::write(&new, content).and_then(|()| fs::rename(&new, &path));
     if written.is_err() {
         let _ = fs::remove_file(&new);
     }
@@ -254,7 +259,7 @@ mod tests {
         [[job]]\nname = \"b\"\ncommand = [\"</script><b>\"]\n";
 
     fn written() -> tempfile::TempDir {
-        let plan = plan::parse(PLAN, "p", Path::new("/")).unwrap();
+        let plan = plan::parse(PLAN, "p", Path::new("/"), &|_| Err(String::new())).unwrap();
         let mut failed = record("slices b+b #1", &[("b", 1.0), ("b", 1.0)]);
         failed.figures.clear();
         failed.failed = Some("job `b` ended with exit code 3, \"now\"".into());
@@ -307,7 +312,9 @@ mod tests {
         assert_eq!(report["slowdowns"].as_array().unwrap().len(), 4);
         assert!(read("heatmap-slices.svg").contains(">2.00</text>"));
         let names = fs::read_dir(dir.path()).unwrap().count();
-        assert_eq!(names, 5, "nothing half done is left");
+        assert_eq!(names, 7, "nothing half done is left");
+        let trace = fs::read_dir(dir.path().join("trace-slices")).unwrap();
+        assert_eq!(trace.count(), 3);
     }
 
     fn field_count(line: &str) -> usize {

@@ -113,7 +113,7 @@ mod tests {
         let text_of = "[experiment]\nrepeat = 1\n[[job]]\nname = \"a\"\ncommand = [\"x\"]\n\
             [[job]]\nname = \"bb\"\ncommand = [\"x\"]\n\
             [[combination]]\njobs = [\"a\", \"a\", \"bb\"]\n";
-        let plan = plan::parse(text_of, "p", Path::new("/")).unwrap();
+        let plan = plan::parse(text_of, "p", Path::new("/"), &|_| Err(String::new())).unwrap();
         let records = [
             record("slices a #1", &[("a", 100.0)]),
             record("slices bb #1", &[("bb", 40.0)]),
