@@ -73,9 +73,8 @@ def build():
     return target / folder, target / folder
 
 
-def lay_out(built, preload):
+def lay_out(built, preload, data=ROOT / "target" / "wheel" / "data"):
     """The data of the wheel, anew each time."""
-    data = ROOT / "target" / "wheel" / "data"
     shutil.rmtree(data, ignore_errors=True)
     folder = data / "data" / "lib" / "sublet"
     (folder / "sim").mkdir(parents=True)

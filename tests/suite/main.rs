@@ -20,6 +20,7 @@ mod membership;
 mod metrics;
 mod namespaces;
 mod one_table;
+mod packaging;
 mod python;
 mod quota;
 mod recording;
