@@ -183,6 +183,8 @@ pub struct Simulation<'a> {
     fragmented: BTreeSet<JobId>,
     decided_s: f64,
     next_arrival: usize,
+    /// Jobs that are over.
+    ended: usize,
     outcome: Outcome,
 }
 
@@ -241,6 +243,7 @@ impl<'a> Simulation<'a> {
             fragmented: BTreeSet::new(),
             decided_s: 0.0,
             next_arrival: 0,
+            ended: 0,
             outcome,
         })
     }
@@ -264,13 +267,7 @@ impl<'a> Simulation<'a> {
                 changed = self.decide()?;
             }
             if self.outcome.decisions.is_multiple_of(1024) {
-                progress(
-                    self.outcome
-                        .fates
-                        .iter()
-                        .filter(|f| f.end_s.is_some())
-                        .count(),
-                );
+                progress(self.ended);
             }
         }
         let first = self
@@ -410,6 +407,7 @@ impl<'a> Simulation<'a> {
         let job = self.state.job(id);
         let fate = &mut self.outcome.fates[id.0 as usize];
         fate.end_s = Some(now_s);
+        self.ended += 1;
         fate.service_gpu_s = job.service_gpu_s(now_s);
         fate.waited_s = (now_s - fate.arrival_s - job.held_s(now_s)).max(0.0);
         let fair_s = fate.solo_s.max(1e-9) * self.state.contention(job);
