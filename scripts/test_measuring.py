@@ -32,6 +32,7 @@ MEASURING = {
     "scripts/bench/interfere": "takes minutes",
     "scripts/bench/iterations": "takes minutes",
     "scripts/bench/overhead": "takes minutes",
+    "scripts/bench/policies": "takes minutes",
     "scripts/bench/protect": "takes minutes",
     "scripts/bench/replay": "takes minutes",
     "scripts/bench/rows": "builds",

@@ -53,6 +53,9 @@ pub struct Iterations {
     pub device_ns: Option<u64>,
     /// Device time spent in the present one so far, in nanoseconds.
     pub done_ns: u64,
+    /// When the present one began, in nanoseconds of the view's clock; `None`: boundaries are not
+    /// seen as they happen.
+    pub began_ns: Option<u64>,
     /// The tenant stands between two iterations now: nothing of one is on the device.
     pub at_boundary: bool,
     /// How sure the detector is of the figures, in millionths; reported by the program itself:

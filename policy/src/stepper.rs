@@ -551,6 +551,7 @@ impl Life {
             solo_ns: Some(tenant.round_solo_ns()),
             device_ns: Some(round_ns),
             done_ns: self.round_done_ns,
+            began_ns: Some(self.round_began_ns),
             at_boundary: self.kernel_left_ns == 0
                 && (self.round_done_ns == 0 || self.round_done_ns >= round_ns),
             confidence_ppm: 1_000_000,

@@ -254,12 +254,24 @@ impl<O: Order> Turns<O> {
                 return false;
             }
         }
-        let patience_ns = if tenant.iterations.at_boundary {
+        let patience_ns = if self.has_ended(holder, tenant, seen) {
             0
         } else {
             self.order.patience_ns(tenant)
         };
         seen.now_ns < self.patient_until_ns(holder, patience_ns, seen)
+    }
+
+    /// Whether the iteration that a holder was to finish is over: it stands between two, or has
+    /// begun another since its slice ended. A program that submits ahead of the device is never
+    /// seen between two.
+    fn has_ended(&self, holder: &Holder, tenant: &TenantView, view: &View<'_>) -> bool {
+        let iterations = tenant.iterations;
+        let from_ns = self.due_ns(holder, view).max(self.crowded_ns.unwrap_or(0));
+        iterations.at_boundary
+            || iterations
+                .began_ns
+                .is_some_and(|began_ns| began_ns >= from_ns)
     }
 
     /// The decision, after [`Turns::rank_all`] with the same view.

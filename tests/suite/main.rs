@@ -19,6 +19,7 @@ mod loading;
 mod membership;
 mod metrics;
 mod namespaces;
+mod node_policies;
 mod one_table;
 mod packaging;
 mod python;

@@ -28,6 +28,8 @@ pub(super) struct Progress {
     count: Option<u64>,
     /// Device time charged when the last one was found; `None`: none was found since we look.
     began_ns: Option<u64>,
+    /// When it was found.
+    found_ns: u64,
     at_boundary: bool,
     /// When the last one was, as the client says; 0: unknown.
     last_ns: u64,
@@ -45,7 +47,13 @@ impl Progress {
     }
 
     /// Looks for new ones. `device_ns`: what was charged so far; `idle`: nothing is on the device.
-    pub fn look(&mut self, clients: &[(u64, Rc<ClientPages>)], device_ns: u64, idle: bool) {
+    pub fn look(
+        &mut self,
+        now_ns: u64,
+        clients: &[(u64, Rc<ClientPages>)],
+        device_ns: u64,
+        idle: bool,
+    ) {
         self.at_boundary = false;
         let Some(Boundaries { client, slot }) = self.boundaries else {
             return;
@@ -64,7 +72,7 @@ impl Progress {
         if let Some(before) = self.count.replace(count)
             && before != count
         {
-            self.began_ns = Some(device_ns);
+            (self.began_ns, self.found_ns) = (Some(device_ns), now_ns);
             let last = count.checked_sub(1).and_then(|last| ring.get(last));
             self.last_ns = last.map_or(0, |last| last.mono_ns);
         }
@@ -79,6 +87,11 @@ impl Progress {
     pub fn done_ns(&self, device_ns: u64) -> u64 {
         let began_ns = self.began_ns;
         began_ns.map_or(0, |began_ns| device_ns.saturating_sub(began_ns))
+    }
+
+    /// When the present iteration began, as far as it was seen.
+    pub fn began_ns(&self) -> Option<u64> {
+        self.began_ns.map(|_| self.found_ns)
     }
 
     /// Boundaries that were noted, and when the last one was, as the client says; 0: unknown.
@@ -112,19 +125,19 @@ mod tests {
         let clients = client();
         let steps = clients[0].1.signatures().expect("page").steps();
         let mut progress = Progress::default();
-        progress.look(&clients, 50, true);
+        progress.look(10, &clients, 50, true);
         assert_eq!(progress.done_ns(50), 0, "nobody says where to look");
         progress.follow(STEPS);
-        progress.look(&clients, 100, false);
+        progress.look(20, &clients, 100, false);
         assert_eq!(progress.done_ns(120), 0, "it may have begun long ago");
         steps.note(0, 1, 0);
-        progress.look(&clients, 150, false);
+        progress.look(30, &clients, 150, false);
         assert_eq!(progress.done_ns(150), 0);
-        progress.look(&clients, 170, false);
+        progress.look(40, &clients, 170, false);
         assert_eq!(progress.done_ns(190), 40);
         steps.note(0, 2, 0);
         steps.note(0, 3, 0);
-        progress.look(&clients, 200, false);
+        progress.look(50, &clients, 200, false);
         assert_eq!(progress.done_ns(201), 1);
         // The same source goes on, another one begins anew.
         progress.follow(STEPS);
@@ -141,7 +154,7 @@ mod tests {
         let mut progress = Progress::default();
         progress.follow(STEPS);
         let mut at = |idle| {
-            progress.look(&clients, 0, idle);
+            progress.look(60, &clients, 0, idle);
             progress.at_boundary()
         };
         assert!(!at(true), "none was noted");
@@ -164,17 +177,17 @@ mod tests {
             client: 7,
             slot: Some(2),
         }));
-        progress.look(&clients, 10, true);
+        progress.look(70, &clients, 10, true);
         ring.expect("ring").boundaries().note(0, 1, 0);
-        progress.look(&clients, 20, true);
+        progress.look(80, &clients, 20, true);
         assert_eq!((progress.done_ns(25), progress.at_boundary()), (5, false));
         // A client that is gone, and a ring that is none.
-        progress.look(&[], 30, true);
+        progress.look(90, &[], 30, true);
         progress.follow(Some(Boundaries {
             client: 7,
             slot: Some(1000),
         }));
-        progress.look(&clients, 40, true);
+        progress.look(100, &clients, 40, true);
         assert_eq!(progress.done_ns(50), 0);
     }
 }

@@ -44,6 +44,13 @@ struct Args {
     /// Kernels in a burst; the program waits for the burst's end
     #[arg(long, default_value_t = 0)]
     burst: u64,
+    /// A burst ends with one short kernel of another kind, as a training step does with its
+    /// optimiser: then iterations can be found in what is launched
+    #[arg(long, requires = "burst")]
+    step_kernel: bool,
+    /// End after so many bursts; 0: when the time is over
+    #[arg(long, default_value_t = 0, requires = "burst")]
+    bursts: u64,
     /// Pause on the host after a burst, in microseconds
     #[arg(long, default_value_t = 0, requires = "burst")]
     pause_us: u64,
@@ -131,13 +138,13 @@ fn run(args: Args) -> anyhow::Result<()> {
     sleep(Duration::from_millis(args.delay_ms));
     let begun = Instant::now();
     let end = begun + Duration::from_millis(args.for_ms);
-    while Instant::now() < end {
+    while Instant::now() < end && goes_on(&args, &seen) {
         let phase_end = match args.work_ms {
             0 => end,
             ms => end.min(Instant::now() + Duration::from_millis(ms)),
         };
         let from_ns = monotonic_ns();
-        work(&args, kernel, &mut stream, phase_end, &mut seen)?;
+        work(&args, kernel, out.arg(), &mut stream, phase_end, &mut seen)?;
         seen.phases_ns.push([from_ns, monotonic_ns()]);
         if args.rest_ms > 0 {
             let rest = Duration::from_millis(args.rest_ms);
@@ -187,10 +194,16 @@ fn calibrate(gpu: &Rc<Gpu>, out: &Buffer<f32>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// There are bursts left.
+fn goes_on(args: &Args, seen: &Seen) -> bool {
+    args.bursts == 0 || seen.bursts < args.bursts
+}
+
 /// One phase of work, to its last kernel's end.
 fn work(
     args: &Args,
     kernel: Kernel,
+    out: Arg,
     stream: &mut BoundedStream,
     end: Instant,
     seen: &mut Seen,
@@ -210,7 +223,7 @@ fn work(
         last = now;
         now
     };
-    while Instant::now() < end {
+    while Instant::now() < end && goes_on(args, seen) {
         if args.burst == 0 {
             launch(stream)?;
             note(seen);
@@ -224,6 +237,9 @@ fn work(
         note(seen);
         for _ in 0..args.burst {
             launch(stream)?;
+        }
+        if args.step_kernel {
+            stream.launch(STEPS, Shape::THREAD, &[out, U64(1)])?;
         }
         stream.wait()?;
         let now = note(seen);
@@ -272,6 +288,7 @@ fn report(args: &Args, gpu: &Gpu, stream: &BoundedStream, elapsed: Duration, mut
             "longest_stall_us": stall_us,
             "stalls_us_until_mono_ns": stalls,
             "phases_mono_ns": seen.phases_ns,
+            "ended_mono_ns": monotonic_ns(),
         });
         println!("{report}");
     }

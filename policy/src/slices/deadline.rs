@@ -31,7 +31,8 @@
 //! Moore, "An n job, one machine sequencing algorithm for minimizing the number of late jobs",
 //! Management Science 15(1), 1968): it takes jobs by deadline and, whenever the work up to a
 //! deadline does not fit before it, drops the job with most work left. A job with a deadline and
-//! unknown remaining work is in the first group until its deadline.
+//! unknown remaining work is in the first group until its deadline. One that has had all of its
+//! work and goes on is taken to need a twentieth more, again and again.
 
 use std::collections::BTreeMap;
 
@@ -159,7 +160,12 @@ impl Deadline {
             return Promise::None;
         };
         let left_ns = deadline_ns - now_ns;
-        let needs_ns = tenant.remaining_ns.unwrap_or(left_ns);
+        let needs_ns = match tenant.remaining_ns {
+            None => left_ns,
+            // It is not done, so its work was guessed too low: by a twentieth at first.
+            Some(0) => (tenant.attained_ns / 20).clamp(1, left_ns),
+            Some(ns) => ns,
+        };
         let given_up = (self.members.get(&tenant.id)).is_some_and(|member| member.given_up);
         if needs_ns > left_ns || given_up {
             return Promise::None;
@@ -320,5 +326,42 @@ impl Order for Deadline {
                     .then(|| view.now_ns.saturating_add((lacks_ns / rate) as u64 + 1))
             })
             .min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slice::{Class, Device, QuantumBounds};
+
+    #[test]
+    fn a_job_with_more_work_than_it_said_is_not_left_behind() {
+        let mut dated = TenantView::new(TenantId(1), Class::Guaranteed, 1, true);
+        dated.deadline_ns = Some(10_000_000_000);
+        dated.attained_ns = 2_000_000_000;
+        dated.remaining_ns = Some(0);
+        let free = TenantView::new(TenantId(2), Class::Guaranteed, 1, true);
+        let mut policy = crate::slices::by_name("deadline", &[]).expect("known");
+        let mut turns = 0;
+        for at in 0..200u64 {
+            let decision = policy.decide(&View {
+                now_ns: 9_000_000_000 + at * 5_000_000,
+                tenants: &[dated, free],
+                holders: &[],
+                quantum: QuantumBounds {
+                    min_us: 2000,
+                    max_us: 5000,
+                },
+                device: Device::EXCLUSIVE,
+            });
+            let its = decision
+                .grant
+                .iter()
+                .any(|slice| slice.tenant == TenantId(1));
+            turns += u32::from(its);
+            policy.charge(TenantId(if its { 1 } else { 2 }), 5_000_000);
+        }
+        // A twentieth of what it had is a tenth of what is left.
+        assert!(turns >= 15, "{turns} of 200 turns");
     }
 }

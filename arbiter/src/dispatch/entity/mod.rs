@@ -390,7 +390,8 @@ impl RunEntity {
         if hold.is_none() && !self.drains() {
             let waits = self.responsiveness.counts(now_ns) && self.clients.wait(device);
             self.demand.look_outside(now_ns, waits, pace);
-            self.profile.look(self.clients.all(), device_ns, true);
+            self.profile
+                .look(now_ns, self.clients.all(), device_ns, true);
             return None;
         }
         let seen = self.sample(device);
@@ -410,7 +411,8 @@ impl RunEntity {
         };
         self.demand.look(now_ns, look, pace);
         let idle = !seen.is_on_device();
-        self.profile.look(self.clients.all(), device_ns, idle);
+        self.profile
+            .look(now_ns, self.clients.all(), device_ns, idle);
         drained_ns
     }
 

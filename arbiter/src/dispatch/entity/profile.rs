@@ -33,8 +33,14 @@ impl Profile {
 
     /// Looks for boundaries. `device_ns`: what was charged so far; `idle`: nothing is on the
     /// device.
-    pub fn look(&mut self, clients: &[(u64, Rc<ClientPages>)], device_ns: u64, idle: bool) {
-        self.progress.look(clients, device_ns, idle);
+    pub fn look(
+        &mut self,
+        now_ns: u64,
+        clients: &[(u64, Rc<ClientPages>)],
+        device_ns: u64,
+        idle: bool,
+    ) {
+        self.progress.look(now_ns, clients, device_ns, idle);
     }
 
     /// Boundaries that were noted, and when the last one was, as its client says; 0: unknown.
@@ -51,6 +57,7 @@ impl Profile {
     pub fn iterations(&self, device_ns: u64) -> Iterations {
         Iterations {
             done_ns: self.progress.done_ns(device_ns),
+            began_ns: self.progress.began_ns(),
             at_boundary: self.progress.at_boundary(),
             ..self.iterations
         }

@@ -1,0 +1,197 @@
+//! Every slice policy runs three real jobs in the real arbiter, and keeps its promise as far as
+//! that can be asked without a clock: orders and guards, by the device's own account.
+//! `scripts/bench/policies` measures the rest.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use tests::{Artefacts, Outcome, Running, Sandbox, wait_until};
+
+/// Device time of a job's work, in nanoseconds, before anything is concluded.
+const SOME_NS: u64 = 300_000_000;
+
+/// A sandbox whose devices are run so.
+fn sandbox(device: &str) -> Sandbox {
+    let mut sandbox = Sandbox::new();
+    let file = sandbox.path("sublet.toml");
+    let text = format!("[[device]]\ndevice = \"*\"\nquantum = \"5ms\"\n{device}\n");
+    std::fs::write(&file, text).expect("a file");
+    sandbox.set("SUBLET_CONFIG", file);
+    sandbox
+}
+
+/// A job of bursts in which iterations can be found; it goes on until the test ends it, or for
+/// `bursts` of them.
+fn load(sandbox: &Sandbox, name: &str, flags: &[&str], shape: &[&str]) -> Running {
+    let mut all = vec!["--name", name];
+    all.extend_from_slice(flags);
+    let mut command = sandbox.job(&all, Artefacts::get().program("load"));
+    command.args(["--burst", "16", "--step-kernel", "--for-ms", "600000"]);
+    let running = Running::start(command.args(shape));
+    wait_until("the job has used the device or waits for it", || {
+        let job = sandbox.job_status(name)?;
+        (!job.processes.is_empty()).then_some(())
+    });
+    running
+}
+
+/// Device time by job, by the device's own account.
+fn used(sandbox: &Sandbox, jobs: &[(&str, &Running)]) -> BTreeMap<String, u64> {
+    let program = Artefacts::get().program("examples/usage");
+    let usage: Value = Outcome::of(&mut sandbox.command(program))
+        .succeeded()
+        .json();
+    let processes = usage["devices"][0]["processes"].as_array();
+    let processes = processes.cloned().unwrap_or_default();
+    let of = |pid: u32| {
+        let own = processes.iter().find(|process| process["pid"] == pid);
+        own.and_then(|process| process["compute_ns"].as_u64())
+    };
+    jobs.iter()
+        .map(|(name, running)| ((*name).to_owned(), of(running.pid()).unwrap_or(0)))
+        .collect()
+}
+
+/// What each gets from now on, once all together have had `ns`.
+fn gets(sandbox: &Sandbox, jobs: &[(&str, &Running)], ns: u64) -> BTreeMap<String, u64> {
+    let before = used(sandbox, jobs);
+    wait_until("the jobs go on", || {
+        let now = used(sandbox, jobs);
+        let got: BTreeMap<String, u64> = now
+            .into_iter()
+            .map(|(name, ns)| {
+                let old = before[&name];
+                (name, ns.saturating_sub(old))
+            })
+            .collect();
+        (got.values().sum::<u64>() >= ns).then_some(got)
+    })
+}
+
+fn three<'a>(jobs: &'a [Running; 3]) -> [(&'static str, &'a Running); 3] {
+    [("a", &jobs[0]), ("b", &jobs[1]), ("c", &jobs[2])]
+}
+
+fn equal(policy: &str) -> (Sandbox, BTreeMap<String, u64>) {
+    let sandbox = sandbox(policy);
+    // Iterations of 2, 6 and 16 ms.
+    let shapes = [("a", "125"), ("b", "375"), ("c", "1000")];
+    let jobs = shapes.map(|(name, us)| load(&sandbox, name, &[], &["--kernel-us", us]));
+    wait_until("all are at work", || {
+        used(&sandbox, &three(&jobs))
+            .values()
+            .all(|ns| *ns > SOME_NS / 3)
+            .then_some(())
+    });
+    let got = gets(&sandbox, &three(&jobs), 4 * SOME_NS);
+    (sandbox, got)
+}
+
+/// Under policies that share nobody is without, however long its iterations are.
+#[test]
+fn policies_that_share_starve_nobody() {
+    for policy in [
+        "policy = \"stride\"",
+        "policy = \"salus-fair\"",
+        "policy = \"salus-pack\"\nholders = 3",
+        "policy = \"altruistic\"",
+    ] {
+        let (_sandbox, got) = equal(policy);
+        let all: u64 = got.values().sum();
+        println!("now: {policy}: {got:?}");
+        for (name, ns) in &got {
+            assert!(*ns > all / 8, "{policy}: {name} got {ns} of {all}: {got:?}");
+        }
+    }
+}
+
+/// Who came first, or last, has the device as long as it wants it, and the next one when it is
+/// gone.
+#[test]
+fn fifo_and_preempt_serve_one_end_of_the_queue() {
+    for (policy, first) in [("fifo", "a"), ("salus-preempt", "c")] {
+        let sandbox = sandbox(&format!("policy = \"{policy}\""));
+        let mut jobs =
+            ["a", "b", "c"].map(|name| load(&sandbox, name, &[], &["--kernel-us", "250"]));
+        wait_until("the one whose turn it is has the device", || {
+            let got = gets(&sandbox, &three(&jobs), SOME_NS);
+            (got[first] * 10 > got.values().sum::<u64>() * 9).then_some(())
+        });
+        let place = usize::from(first == "c") * 2;
+        jobs[place].kill();
+        let next = "b";
+        wait_until("the next one has it", || {
+            let got = gets(&sandbox, &three(&jobs), SOME_NS);
+            (got[next] * 10 > got.values().sum::<u64>() * 9).then_some(())
+        });
+    }
+}
+
+/// Jobs come longest first and end shortest first.
+#[test]
+fn srtf_ends_the_shortest_first() {
+    let sandbox = sandbox("policy = \"salus-srtf\"");
+    let start = |name, bursts, work| {
+        let shape = ["--kernel-us", "250", "--bursts", bursts];
+        load(&sandbox, name, &["--work", work], &shape)
+    };
+    let mut jobs = [
+        start("a", "600", "2400ms"),
+        start("b", "300", "1200ms"),
+        start("c", "100", "400ms"),
+    ];
+    for (shorter, longer) in [(2, 1), (1, 0)] {
+        wait_until("the shortest ends", || {
+            jobs[shorter].has_ended().then_some(())
+        });
+        assert!(
+            !jobs[longer].has_ended(),
+            "job {longer} ended before {shorter}"
+        );
+    }
+    wait_until("the longest ends", || jobs[0].has_ended().then_some(()));
+}
+
+/// A guaranteed job that wants the device always has it before opportunistic ones, and these have
+/// its pauses.
+#[test]
+fn antman_gives_opportunistic_jobs_the_pauses_alone() {
+    let sandbox = sandbox("policy = \"antman\"");
+    let train = load(
+        &sandbox,
+        "a",
+        &["--share", "0.9"],
+        &["--kernel-us", "1000", "--pause-us", "20000"],
+    );
+    let other = |name| {
+        let flags = ["--class", "opportunistic"];
+        load(&sandbox, name, &flags, &["--kernel-us", "250"])
+    };
+    let jobs = [train, other("b"), other("c")];
+    wait_until("opportunistic jobs get something beside it", || {
+        let got = gets(&sandbox, &three(&jobs), SOME_NS);
+        (got["b"] > 0 && got["c"] > 0 && got["a"] > 0).then_some(())
+    });
+    let kept = sandbox.job_status("a").expect("the job").profile;
+    println!("now: {kept:?}");
+}
+
+/// The job with a deadline is done before it; those without go on meanwhile.
+#[test]
+fn a_deadline_gets_what_it_needs_and_the_others_the_rest() {
+    let sandbox = sandbox("policy = \"deadline\"");
+    let others = ["b", "c"].map(|name| load(&sandbox, name, &[], &["--kernel-us", "250"]));
+    let mut dated = load(
+        &sandbox,
+        "a",
+        &["--work", "1s", "--deadline", "60s"],
+        &["--kernel-us", "250", "--bursts", "250"],
+    );
+    let [b, c] = &others;
+    let got = gets(&sandbox, &[("a", &dated), ("b", b), ("c", c)], 3 * SOME_NS);
+    let all: u64 = got.values().sum();
+    println!("now: {got:?}");
+    // A sixtieth would do; half would be haste.
+    assert!(got["a"] < all / 2, "it takes more than it needs: {got:?}");
+    assert!(!dated.has_ended(), "it is done long before its deadline");
+}
