@@ -48,6 +48,7 @@ MEASURING = {
     "scripts/real-programs": "installs programs",
     "scripts/real-driver": "fetches NVIDIA's packages, takes minutes",
     "scripts/sim/calibrate": "builds; its program is run",
+    "scripts/sim/packers": "builds",
     "scripts/sim/scale": "builds",
     "scripts/soak/residency": "takes minutes",
     "scripts/soak/storms": "takes minutes",

@@ -35,7 +35,7 @@ pub fn context(trace: &Trace, spec: &ClusterSpec, past_gpu_s: &[f64], config: &C
     let class = |class| move |job: &policy::cluster::Job| job.profile.class == class;
     Context {
         pairs: trace.pairs.clone(),
-        sharing: Vec::new(),
+        sharing: trace.sharing.clone(),
         past_gpu_s: past_gpu_s.to_vec(),
         gpu_bytes: smallest.unwrap_or(0),
         // A job of which nothing is known counts as busy all the time.

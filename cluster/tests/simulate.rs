@@ -457,4 +457,116 @@ fn cores_and_memory_by_need_finish_jobs_earlier_than_in_proportion() {
     assert!(placed.jct_mean_s < tuned.jct_mean_s);
 }
 
+/// A file with these lines, and what reading it comes to.
+fn read_text(name: &str, text: &str) -> Result<Trace, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join(name);
+    std::fs::write(&file, text).unwrap();
+    trace::read(&file, None, &Options::default()).map_err(|error| error.to_string())
+}
+
+const OPENB: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n";
+
+#[test]
+fn openb_pods_ask_for_parts_of_gpus_and_have_a_class() {
+    let rows = "a,1,1,1,460,,LS,Running,100,700,100\nb,1,1,1,300,V100M16,BE,Running,50,80,\n\
+                c,1,1,0,0,,LS,Running,0,9,0\nd,1,1,4,1000,,Burstable,Failed,9,9,9\n";
+    let trace = read_text("openb.csv", &format!("{OPENB}{rows}")).unwrap();
+    assert_eq!((trace.jobs.len(), trace.skipped), (3, 1));
+    let seen: Vec<_> = trace
+        .jobs
+        .iter()
+        .map(|job| (job.gpus, job.profile.busy, job.profile.class, job.work))
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            (4, 1.0, Class::Guaranteed, 1.0),
+            (1, 0.3, Class::Opportunistic, 30.0),
+            (1, 0.46, Class::Guaranteed, 600.0),
+        ]
+    );
+}
+
+#[test]
+fn openb_and_plain_fields_that_cannot_be_are_refused_with_their_place() {
+    for (row, says) in [
+        ("a,1,1,1,1001,,LS,Running,0,9,0", "gpu_milli is `1001`"),
+        ("a,1,1,1,-1,,LS,Running,0,9,0", "gpu_milli is `-1`"),
+        ("a,1,1,1,NaN,,LS,Running,0,9,0", "gpu_milli is `NaN`"),
+        ("a,1,1,1,,,LS,Running,0,9,0", "gpu_milli is ``"),
+        (
+            "a,1,1,99999999,1,,LS,Running,0,9,0",
+            "num_gpu is `99999999`",
+        ),
+        ("a,1,1,0.5,1,,LS,Running,0,9,0", "num_gpu is `0.5`"),
+        ("a,1,1,1,1,,LS,Running,9,8,9", "deletion_time is `8`"),
+        (
+            "a,1,1,1,1,,LS,Running,1e999,8,9",
+            "creation_time is `1e999`",
+        ),
+        (
+            "a,1,1,1,1,,LS,Running,0,2020-01-01T00:00:00+02:00,9",
+            "deletion_time is",
+        ),
+        ("a,1,1,1", "4 fields"),
+    ] {
+        let error = read_text("openb.csv", &format!("{OPENB}{row}\n")).unwrap_err();
+        assert!(
+            error.contains(":2") && error.contains(says),
+            "{row}: {error}"
+        );
+    }
+    let plain = "arrival_s,duration_s,num_gpus,busy,mem_gib,class\n";
+    for (row, says) in [
+        ("0,1,1,1.5,1,guaranteed", "busy is `1.5`"),
+        ("0,1,1,-0.1,1,guaranteed", "busy is `-0.1`"),
+        ("0,1,1,0.5,1e300,guaranteed", "mem_gib is `1e300`"),
+        ("0,1,1,0.5,1,best", "class is `best`"),
+    ] {
+        let error = read_text("plain.csv", &format!("{plain}{row}\n")).unwrap_err();
+        assert!(error.contains(says), "{row}: {error}");
+    }
+    let trace = read_text(
+        "plain.csv",
+        &format!("{plain}0,1,1,0.25,2,opportunistic\n1,1,1,,,\n"),
+    );
+    let profiles: Vec<_> = trace.unwrap().jobs.iter().map(|job| job.profile).collect();
+    assert_eq!(profiles[0].persistent_bytes, 2 << 30);
+    assert_eq!((profiles[0].busy, profiles[1].busy), (0.25, 1.0));
+}
+
+/// With measured pairs that pay, each packer makes some, and jobs are done sooner than without.
+#[test]
+fn every_packer_packs_where_pairs_pay() {
+    let (mut trace, spec) = gavel("96xV100");
+    trace.jobs.truncate(600);
+    trace.tell_pressure();
+    for job in trace.jobs.iter_mut().step_by(2) {
+        job.profile.class = Class::Opportunistic;
+    }
+    let packers = ["trial", "greedy", "util-sum", "score-tree", "opportunistic"];
+    let choices: Vec<Choice> = [None]
+        .into_iter()
+        .chain(packers.map(Some))
+        .map(|packer| choice("2d-las", packer, "anywhere"))
+        .collect();
+    let outcomes = sweep(&trace, &spec, &choices, &[], &rounds(), &|_, _| {}).unwrap();
+    let mean = |outcome| Report::of(outcome).jct_mean_s;
+    let bare = mean(&outcomes[0]);
+    for (outcome, choice) in outcomes.iter().zip(&choices).skip(1) {
+        println!(
+            "now: {choice}: {} packs, {:.0} s for {bare:.0}",
+            outcome.packs,
+            mean(outcome)
+        );
+        assert!(outcome.packs > 0, "{choice}");
+        assert!(
+            mean(outcome) < bare,
+            "{choice}: {} for {bare}",
+            mean(outcome)
+        );
+    }
+}
+
 testbed::starts_clean!();

@@ -10,20 +10,45 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use policy::cluster::catalogue::{Busy, Context};
 use policy::cluster::{
-    ClusterState, FreeGpus, GpuId, GpuType, Job, JobId, PackScore, Packer, Placer, Policies,
-    Profile, Reason, Scheduler, Tags, Verdict,
+    ClusterState, FreeGpus, GpuId, GpuType, Job, JobId, PackScore, Packer, PairTable, Placer,
+    Policies, Profile, Reason, Scheduler, Tags, Verdict,
 };
 
-/// What policies can count on in a live cluster: what it meters, and no more.
+/// A pair of kinds that was measured, host first, with what was metered of each by itself.
+pub type Past = (GpuType, Profile, Profile, [f64; 2]);
+
+/// What policies can count on in a live cluster: what it meters and has measured, and no more.
 #[must_use]
-pub fn context() -> Context {
+pub fn context(past: &[Past]) -> Context {
+    let mut pairs = PairTable::default();
+    for (kind, host, joiner, rates) in past {
+        pairs.insert(*kind, host.gpus, (host.kind, joiner.kind), *rates);
+    }
+    // A job of which nothing was metered counts as busy all the time.
+    let metered = |profile: &Profile| profile.busy < 1.0 || profile.iteration_s > 0.0;
+    let sharing = past
+        .iter()
+        .filter(|(_, host, joiner, _)| metered(host) && metered(joiner));
     Context {
+        sharing: sharing.map(|(_, a, b, rates)| (*a, *b, *rates)).collect(),
+        pairs: (!pairs.is_empty()).then(|| Arc::new(pairs)),
         // [`LivePacker`] knows the memory of each type of GPU, and asks no packer about a pair
         // that does not fit.
         gpu_bytes: u64::MAX,
-        busy: Busy::WhenRunning,
+        busy: Busy::OnceSeen,
         opportunistic: true,
         ..Context::default()
+    }
+}
+
+/// The same before the state is read: as if pairs had been measured.
+#[must_use]
+pub fn context_to_be() -> Context {
+    let complete = Context::complete();
+    Context {
+        pairs: complete.pairs,
+        sharing: complete.sharing,
+        ..context(&[])
     }
 }
 

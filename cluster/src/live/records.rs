@@ -68,6 +68,26 @@ pub struct Solo {
     pub launches_per_s: f64,
     /// Iterations per second, where they are known.
     pub iterations_per_s: Option<f64>,
+    /// How it used its devices then: what packers know of the next job of its kind.
+    pub metered: Option<Metered>,
+    /// When it was measured.
+    pub unix_ms: u64,
+}
+
+/// How a job uses a device by itself.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Metered {
+    /// Part of the time in which a device works for it.
+    pub busy: f64,
+    /// Part of the time in which it copies.
+    pub mem_busy: f64,
+    /// Bytes that outlive an iteration.
+    pub persistent_bytes: u64,
+    /// Peak bytes beyond those.
+    pub ephemeral_bytes: u64,
+    /// Time of an iteration in seconds; 0: not known.
+    pub iteration_s: f64,
 }
 
 /// An attempt that was ordered and has not been settled.
@@ -196,8 +216,12 @@ pub struct Changes {
     pub dropped_orders: Vec<(String, u64)>,
     /// Pairs to write.
     pub pairs: Vec<PairRecord>,
+    /// Pairs to drop, by [`pair_key`].
+    pub dropped_pairs: Vec<String>,
     /// Speeds to write.
     pub solos: Vec<(String, Solo)>,
+    /// Speeds to drop.
+    pub dropped_solos: Vec<String>,
     /// Lines to append to the log.
     pub log: Vec<DecisionView>,
 }
@@ -213,7 +237,9 @@ impl Changes {
             && self.orders.is_empty()
             && self.dropped_orders.is_empty()
             && self.pairs.is_empty()
+            && self.dropped_pairs.is_empty()
             && self.solos.is_empty()
+            && self.dropped_solos.is_empty()
             && self.log.is_empty()
     }
 }

@@ -222,9 +222,15 @@ impl Store {
             for pair in &changes.pairs {
                 pairs.insert(pair_key(pair).as_str(), json(pair).as_slice())?;
             }
+            for key in &changes.dropped_pairs {
+                pairs.remove(key.as_str())?;
+            }
             let mut solos = transaction.open_table(SOLOS)?;
             for (key, solo) in &changes.solos {
                 solos.insert(key.as_str(), json(solo).as_slice())?;
+            }
+            for key in &changes.dropped_solos {
+                solos.remove(key.as_str())?;
             }
             let mut log = transaction.open_table(LOG)?;
             for line in &changes.log {

@@ -4,8 +4,10 @@
 mod chronus;
 mod elasticflow;
 mod gavel;
+mod openb;
 mod philly;
 pub mod pollux;
+mod pressure;
 mod synergy;
 mod table;
 mod tiresias;
@@ -15,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use policy::cluster::fair::Sensitivity;
-use policy::cluster::{GpuType, Job, JobType, PairTable};
+use policy::cluster::{GpuType, Job, JobType, PairTable, Profile};
 
 pub use elasticflow::read_curves;
 pub use gavel::{read_isolated, read_pairs};
@@ -87,6 +89,8 @@ pub struct Trace {
     pub users: Names,
     /// Measured speeds of pairs, where the trace comes with some.
     pub pairs: Option<Arc<PairTable>>,
+    /// Measured pairs with the profiles of both jobs, where those are known.
+    pub sharing: Vec<(Profile, Profile, [f64; 2])>,
     /// What the jobs of a kind train, where that is known.
     pub training: HashMap<JobType, Training>,
     /// Rows that were left out because the speed of such a job is not known.
@@ -150,6 +154,8 @@ pub fn read(path: &Path, speeds: Option<&Path>, options: &Options) -> Result<Tra
         chronus::read(table, options)?
     } else if has(&["cluster", "submit_s", "duration_s", "deadline_s"]) {
         elasticflow::read(table, folder, options)?
+    } else if has(&["num_gpu", "gpu_milli", "qos", "creation_time"]) {
+        openb::read(table, options)?
     } else if has(&["job_id", "num_gpu", "submit_time", "duration"]) {
         tiresias::read(table, options)?
     } else if has(&["load", "workload", "submit_s", "application", "num_gpus"]) {

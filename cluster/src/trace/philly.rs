@@ -1,10 +1,15 @@
 //! Plain traces: when, how long, how many GPUs. `submit` may be seconds or a calendar time
-//! (`2017-10-09 07:01:55`); optional columns are `vc` or `user`, `model`, `deadline_s` (absolute).
+//! (`2017-10-09 07:01:55`); optional columns are `vc` or `user`, `model`, `deadline_s` (absolute),
+//! and what packers go by: `busy` (0 to 1), `mem_gib` of a device, `class` (guaranteed or
+//! opportunistic).
 
-use policy::cluster::{Job, UserId};
+use policy::cluster::{Class, Job, UserId};
 
 use super::table::{Column, Row, Table, TraceError};
 use super::{Options, Trace, kind};
+
+/// More memory than a device has, in GiB.
+const MOST_GIB: f64 = 1024.0;
 
 pub(super) fn read(table: Table, options: &Options) -> Result<Trace, TraceError> {
     let mut trace = Trace::default();
@@ -13,6 +18,8 @@ pub(super) fn read(table: Table, options: &Options) -> Result<Trace, TraceError>
     let (duration, gpus) = (table.column("duration_s")?, table.column("num_gpus")?);
     let user = table.optional("vc").or(table.optional("user"));
     let (model, deadline) = (table.optional("model"), table.optional("deadline_s"));
+    let (busy, memory) = (table.optional("busy"), table.optional("mem_gib"));
+    let class = table.optional("class");
     table.each(|row| {
         let user = user.map_or(Ok("all"), |user| row.text(user))?;
         if options.part.as_deref().is_some_and(|part| part != user) {
@@ -29,6 +36,31 @@ pub(super) fn read(table: Table, options: &Options) -> Result<Trace, TraceError>
         job.user = UserId(trace.users.number(user));
         if let Some(deadline) = deadline.filter(|deadline| !row.is_empty(*deadline)) {
             job.deadline_s = Some(row.number(deadline)?);
+        }
+        if let Some(busy) = busy.filter(|busy| !row.is_empty(*busy)) {
+            let fraction = row.number(busy)?;
+            if fraction > 1.0 {
+                return Err(row.wrong(busy, "a part of the time, 0 to 1, is expected"));
+            }
+            job.profile.busy = fraction;
+        }
+        if let Some(memory) = memory.filter(|memory| !row.is_empty(*memory)) {
+            let gib = row.number(memory)?;
+            if gib > MOST_GIB {
+                return Err(row.wrong(
+                    memory,
+                    "memory of a device in GiB, at most 1024, is expected",
+                ));
+            }
+            // CAST: at most a TiB.
+            job.profile.persistent_bytes = (gib * f64::from(1 << 30)) as u64;
+        }
+        if let Some(class) = class.filter(|class| !row.is_empty(*class)) {
+            job.profile.class = match row.text(class)? {
+                "guaranteed" => Class::Guaranteed,
+                "opportunistic" => Class::Opportunistic,
+                _ => return Err(row.wrong(class, "guaranteed or opportunistic is expected")),
+            };
         }
         trace.jobs.push(job);
         Ok(())

@@ -18,7 +18,7 @@ pub enum TraceError {
         why: String,
     },
     /// No reader knows such a header.
-    #[error("{}:1: no trace has the columns {found}; known are Gavel's (job_type, total_steps, arrival_s, num_gpus), Chronus' (submit_min, duration_min, expect_time_list), ElasticFlow's (cluster, submit_s, duration_s, deadline_s), Tiresias' (job_id, num_gpu, submit_time, duration), Pollux' (load, workload, submit_s, application, num_gpus) and plain ones (arrival_s, duration_s, num_gpus)", file.display())]
+    #[error("{}:1: no trace has the columns {found}; known are Gavel's (job_type, total_steps, arrival_s, num_gpus), Chronus' (submit_min, duration_min, expect_time_list), ElasticFlow's (cluster, submit_s, duration_s, deadline_s), openb's (num_gpu, gpu_milli, qos, creation_time), Tiresias' (job_id, num_gpu, submit_time, duration), Pollux' (load, workload, submit_s, application, num_gpus) and plain ones (arrival_s, duration_s, num_gpus)", file.display())]
     Format {
         /// Which file.
         file: PathBuf,

@@ -24,8 +24,8 @@ pub enum Busy {
     /// Never.
     #[default]
     Unknown,
-    /// While it runs.
-    WhenRunning,
+    /// While it runs, and from its arrival if one of its kind ran by itself before.
+    OnceSeen,
     /// When it arrives.
     FromArrival,
 }

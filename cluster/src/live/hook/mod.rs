@@ -24,14 +24,15 @@ mod tests;
 mod trial;
 mod views;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::path::Path;
 
 use control::{Class, ControlError, ErrorCode};
 use policy::PolicyError;
-use policy::cluster::{Choice, ClusterState, GpuType, JobId, Profile, Scheduler};
+use policy::cluster::catalogue::Context;
+use policy::cluster::{Choice, ClusterState, JobId, Scheduler};
 
-use super::adapt::{self, Shared};
+use super::adapt::{self, Past, Shared};
 use super::clock::{Clock, Now, Reading};
 use super::records::{Changes, JobRecord, Kept, NodeRecord, PairRecord, Solo};
 use super::store::{Store, StoreError};
@@ -43,6 +44,10 @@ use trial::{Trial, Watch};
 const UNKNOWN_WORK_S: f64 = 3600.0;
 /// Jobs that are over and still listed.
 const OVER_KEPT: usize = 10_000;
+/// Kinds of job, and pairs of them, of which measurements are kept; the oldest make way.
+const MEASURED_KEPT: usize = 4096;
+/// Jobs that are over and still in the policies' view, before that is made anew.
+const PAST_IN_VIEW: usize = 20_000;
 /// Lines of the decision log in memory.
 const LOG_KEPT: usize = 4096;
 
@@ -200,25 +205,28 @@ impl std::fmt::Debug for Hook {
 
 /// Names by number.
 #[derive(Clone, Debug, Default)]
-struct Names(Vec<String>);
+struct Names(Vec<String>, HashMap<String, u32>);
 
 impl Names {
     fn number(&mut self, name: &str) -> u32 {
-        let known = self.0.iter().position(|known| known == name);
+        if let Some(number) = self.1.get(name) {
+            return *number;
+        }
         // CAST: as many as there are kinds of job.
-        known.unwrap_or_else(|| {
-            self.0.push(name.to_owned());
-            self.0.len() - 1
-        }) as u32
+        let number = self.0.len() as u32;
+        self.0.push(name.to_owned());
+        self.1.insert(name.to_owned(), number);
+        number
     }
 }
 
 fn scheduler_of(
     config: &Config,
     shared: &Shared,
-    past: impl Iterator<Item = (GpuType, Profile, Profile, [f64; 2])>,
+    context: &Context,
+    past: Vec<Past>,
 ) -> Result<Scheduler, PolicyError> {
-    let mut policies = config.choice.policies(&adapt::context())?;
+    let mut policies = config.choice.policies(context)?;
     if let Some(packer) = &mut policies.packer {
         for (kind, host, joiner, rates) in past {
             packer.observe(&host, &joiner, kind, rates);
@@ -236,8 +244,8 @@ impl Hook {
         let opened = now.into();
         let unix_ms = opened.unix_ms;
         let shared = Shared::default();
-        let scheduler =
-            scheduler_of(&config, &shared, std::iter::empty()).map_err(OpenError::Policy)?;
+        let scheduler = scheduler_of(&config, &shared, &adapt::context_to_be(), Vec::new())
+            .map_err(OpenError::Policy)?;
         let (store, kept, id) = Store::open(dir, unix_ms)?;
         let Kept {
             nodes,
@@ -304,6 +312,9 @@ impl Hook {
         let begun_ms = hook.opened.resume(&hook.store.meta);
         hook.opened_s = hook.clock_s(begun_ms);
         hook.now_s = hook.opened_s;
+        // Now that it is known what was measured.
+        let past = hook.past();
+        hook.config.choice.policies(&adapt::context(&past))?;
         hook.rebuild();
         hook.commit()?;
         Ok(hook)
@@ -360,6 +371,10 @@ impl Hook {
     pub fn step(&mut self, now: impl Into<Now>) -> Result<(), StoreError> {
         self.advance(now);
         self.watch_nodes();
+        if self.state.jobs().len() > PAST_IN_VIEW + 2 * self.live.len() {
+            // It numbers jobs, kinds and users for as long as it lives.
+            self.rebuild();
+        }
         self.let_in();
         self.try_pairs();
         if self.state.gpus() > 0

@@ -8,7 +8,20 @@ use policy::cluster::{
 };
 
 use super::{Hook, UNKNOWN_WORK_S, policy_class, scheduler_of};
-use crate::live::adapt::Facts;
+use crate::live::adapt::{self, Facts, Past};
+use crate::live::records::{Metered, solo_key};
+
+/// A profile with what was metered of its kind.
+fn as_metered(mut profile: Profile, metered: &Metered) -> Profile {
+    (profile.busy, profile.mem_busy) = (metered.busy, metered.mem_busy);
+    // A quota is what it may come to.
+    if profile.persistent_bytes == 0 {
+        (profile.persistent_bytes, profile.ephemeral_bytes) =
+            (metered.persistent_bytes, metered.ephemeral_bytes);
+    }
+    profile.iteration_s = metered.iteration_s;
+    profile.sane()
+}
 
 impl Hook {
     /// Into the policies' view, as a waiting job.
@@ -44,6 +57,8 @@ impl Hook {
                 ..profile
             }
             .sane();
+        } else if let Some(metered) = self.metered(&asked.kind, gpus) {
+            job.profile = as_metered(job.profile, &metered);
         }
         (job.settled_work, job.settled_gpu_s, job.settled_s) =
             (record.done_s, record.gpu_s, record.held_s);
@@ -54,6 +69,26 @@ impl Hook {
         self.scheduler.note(at);
         self.changed = true;
         self.pin(id);
+    }
+
+    /// What was metered of a kind of job by itself, on any type of GPU.
+    pub(super) fn metered(&self, kind: &str, gpus: u32) -> Option<Metered> {
+        let types = self.gpu_types.0.iter();
+        let mut keys = types.map(|gpu| solo_key(gpu, gpus, kind));
+        keys.find_map(|key| self.solos.get(&key)?.metered)
+    }
+
+    /// Jobs of this kind that wait are as busy as the one that was seen.
+    pub(super) fn tell_kind(&mut self, kind: &str, gpus: u32, metered: &Metered) {
+        let kind = JobType(self.kinds.number(kind));
+        let waiting: Vec<JobId> = self.state.waiting().iter().copied().collect();
+        for at in waiting {
+            let job = self.state.job_mut(at);
+            if job.profile.kind == kind && job.gpus == gpus && job.starts == 0 {
+                job.profile = as_metered(job.profile, metered);
+                self.changed = true;
+            }
+        }
     }
 
     /// Tell the placer where a job has to stay, or that it may go anywhere.
@@ -132,9 +167,16 @@ impl Hook {
             }
         }
         *self.shared.facts() = facts;
+        (self.kinds, self.users) = Default::default();
         let past = self.past();
-        // What was looked up at the start is still there.
-        if let Ok(scheduler) = scheduler_of(&self.config, &self.shared, past.into_iter()) {
+        // What was accepted at the start is still there.
+        let context = adapt::context(&past);
+        let accepted = if self.config.choice.policies(&context).is_ok() {
+            context
+        } else {
+            adapt::context_to_be()
+        };
+        if let Ok(scheduler) = scheduler_of(&self.config, &self.shared, &accepted, past) {
             self.scheduler = scheduler;
         }
         self.state = ClusterState::new(nodes);
@@ -206,17 +248,20 @@ impl Hook {
     }
 
     /// Measured pairs, as a packer takes them.
-    pub(super) fn past(&mut self) -> Vec<(GpuType, Profile, Profile, [f64; 2])> {
+    pub(super) fn past(&mut self) -> Vec<Past> {
         let mut all = Vec::new();
         for pair in self.pairs.values() {
             // CAST: as many as there are types of GPU.
             let kind = GpuType(self.gpu_types.number(&pair.gpu) as u16);
             let mut profile = |kind: &str| {
-                Profile::unknown(
+                let unknown = Profile::unknown(
                     JobType(self.kinds.number(kind)),
                     pair.gpus,
                     policy::Class::Guaranteed,
-                )
+                );
+                let seen = self.solos.get(&solo_key(&pair.gpu, pair.gpus, kind));
+                let metered = seen.and_then(|solo| solo.metered);
+                metered.map_or(unknown, |metered| as_metered(unknown, &metered))
             };
             all.push((
                 kind,

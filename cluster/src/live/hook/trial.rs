@@ -15,8 +15,8 @@ use std::collections::BTreeSet;
 use control::{ArbiterStatus, IterationSource, JobStatus};
 use policy::cluster::{JobId, JobType, Profile, Verdict};
 
-use super::{Hook, policy_class};
-use crate::live::records::{PairRecord, Solo, solo_key};
+use super::{Hook, MEASURED_KEPT, policy_class};
+use crate::live::records::{Metered, PairRecord, Solo, pair_key, solo_key};
 use crate::live::wire::RunReport;
 
 /// A job's iterations are counted where they are trusted at least so much.
@@ -162,9 +162,27 @@ impl Hook {
     /// A job's solo speed, for it and for its kind.
     fn learn(&mut self, id: u64, at: JobId, solo: Solo) {
         let key = self.solo_key(id, at);
+        let seen = self.watches.get(&id).and_then(|watch| watch.profile);
+        let solo = Solo {
+            metered: seen.map(|profile| Metered {
+                busy: profile.busy,
+                mem_busy: profile.mem_busy,
+                persistent_bytes: profile.persistent_bytes,
+                ephemeral_bytes: profile.ephemeral_bytes,
+                iteration_s: profile.iteration_s,
+            }),
+            unix_ms: self.unix_ms(),
+            ..solo
+        };
+        let busy = |solo: &Solo| solo.metered.map(|metered| metered.busy);
         let far = |old: &Solo| {
             let change = solo.launches_per_s / old.launches_per_s;
+            let busier = match (busy(old), busy(&solo)) {
+                (Some(old), Some(new)) => (old - new).abs() > 0.05,
+                (old, new) => old.is_some() != new.is_some(),
+            };
             !(0.9..1.1).contains(&change)
+                || busier
                 || old.iterations_per_s.is_some() != solo.iterations_per_s.is_some()
         };
         let Some(record) = self.jobs.get_mut(&id) else {
@@ -177,6 +195,39 @@ impl Hook {
         if self.solos.get(&key).is_none_or(far) {
             self.solos.insert(key.clone(), solo);
             self.changes.solos.push((key, solo));
+            self.forget_solos();
+            if let Some(metered) = solo.metered {
+                let kind = self.jobs[&id].submission.kind.clone();
+                self.tell_kind(&kind, self.state.job(at).gpus, &metered);
+            }
+        }
+    }
+
+    /// Kinds that were seen longest ago make way.
+    fn forget_solos(&mut self) {
+        while self.solos.len() > MEASURED_KEPT {
+            let oldest = self.solos.iter().min_by_key(|(_, solo)| solo.unix_ms);
+            let Some(key) = oldest.map(|(key, _)| key.clone()) else {
+                return;
+            };
+            self.solos.remove(&key);
+            self.changes.solos.retain(|(written, _)| *written != key);
+            self.changes.dropped_solos.push(key);
+        }
+    }
+
+    /// Pairs that were measured longest ago make way.
+    fn forget_pairs(&mut self) {
+        while self.pairs.len() > MEASURED_KEPT {
+            let oldest = self.pairs.iter().min_by_key(|(_, pair)| pair.unix_ms);
+            let Some(key) = oldest.map(|(key, _)| key.clone()) else {
+                return;
+            };
+            if let Some(pair) = self.pairs.remove(&key) {
+                let key = pair_key(&pair);
+                self.changes.pairs.retain(|pair| pair_key(pair) != key);
+                self.changes.dropped_pairs.push(key);
+            }
         }
     }
 
@@ -385,6 +436,7 @@ impl Hook {
             (record.gpu.clone(), record.gpus, record.kinds.clone()),
             record,
         );
+        self.forget_pairs();
         for (who, (id, at)) in pair.into_iter().enumerate() {
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.rate = rates[who].is_finite().then_some(rates[who]);
@@ -414,6 +466,7 @@ fn solo_between(from: &Sample, to: &Sample) -> Option<Solo> {
     Some(Solo {
         launches_per_s: launches as f64 / passed,
         iterations_per_s: iterations.map(|count| count as f64 / passed),
+        ..Solo::default()
     })
 }
 
@@ -520,7 +573,7 @@ mod tests {
     fn nobody_is_faster_than_solo_and_no_number_stays_none() {
         let solo = Solo {
             launches_per_s: 10.0,
-            iterations_per_s: None,
+            ..Solo::default()
         };
         assert_eq!(
             relative(&solo, &at(0.0, 0, None), &at(1.0, 1 << 60, None)),

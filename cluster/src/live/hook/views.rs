@@ -105,7 +105,7 @@ impl Hook {
     fn pair_view(&self, pair: &PairRecord) -> PairView {
         let packer = self.config.choice.packer.as_ref();
         let refused = packer
-            .and_then(|packer| catalogue::packer(packer, &adapt::context()).ok())
+            .and_then(|packer| catalogue::packer(packer, &adapt::context_to_be()).ok())
             .is_some_and(|mut packer| {
                 let profile =
                     |kind| Profile::unknown(JobType(kind), pair.gpus, policy::Class::Guaranteed);

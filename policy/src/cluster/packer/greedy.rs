@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::measured::Measured;
 use super::{PackScore, Packer, Verdict};
 use crate::PolicyError;
 use crate::cluster::catalogue::Entry;
@@ -24,7 +25,7 @@ pub(super) static GREEDY: Entry<dyn Packer> = Registration {
     build: |settings, context| {
         let pairs = context.pairs.clone().ok_or(PolicyError::Needs {
             policy: "greedy",
-            what: "a table of measured pairs, which some traces of the simulator come with (a live hook measures: see `trial`)",
+            what: "measured pairs: a trace that comes with some, or, live, those that `--packer trial` has measured on the same state",
         })?;
         Ok(Box::new(Greedy::new(pairs, settings.number("least"))))
     },
@@ -38,7 +39,7 @@ pub(super) static GREEDY: Entry<dyn Packer> = Registration {
 pub struct Greedy {
     table: Arc<PairTable>,
     /// Measured here; wins over the table.
-    own: PairTable,
+    own: Measured,
     least: f64,
 }
 
@@ -48,14 +49,14 @@ impl Greedy {
     pub fn new(table: Arc<PairTable>, least: f64) -> Self {
         Self {
             table,
-            own: PairTable::default(),
+            own: Measured::default(),
             least,
         }
     }
 
     fn pair(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<[f64; 2]> {
-        let ask = |table: &PairTable| table.pair(host.kind, joiner.kind, kind, host.gpus);
-        ask(&self.own).or_else(|| ask(&self.table))
+        let table = || self.table.pair(host.kind, joiner.kind, kind, host.gpus);
+        self.own.of(host, joiner, kind).or_else(table)
     }
 }
 
@@ -81,18 +82,13 @@ impl Packer for Greedy {
         kind: GpuType,
         measured: [f64; 2],
     ) -> Verdict {
-        self.own
-            .insert(kind, host.gpus, (host.kind, joiner.kind), measured);
+        self.own.note(host, joiner, kind, measured);
         match self.refused(host, joiner, kind) {
             Some(reason) => Verdict::Unpack(reason),
             None => Verdict::Keep,
         }
     }
     fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {
-        let [a, b] = self.own.pair(host.kind, joiner.kind, kind, host.gpus)?;
-        (a + b < self.least).then_some(Reason::Sum {
-            sum: a + b,
-            least: self.least,
-        })
+        self.own.below(host, joiner, kind, self.least)
     }
 }

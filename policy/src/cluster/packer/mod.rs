@@ -1,6 +1,7 @@
 //! Who shares a GPU with whom.
 
 mod greedy;
+mod measured;
 mod opportunistic;
 mod tree;
 mod trial;

@@ -1,5 +1,6 @@
 //! A guaranteed host, an opportunistic joiner.
 
+use super::measured::Measured;
 use super::{PackScore, Packer, Verdict, fits};
 use crate::Class;
 use crate::PolicyError;
@@ -43,14 +44,15 @@ pub(super) static OPPORTUNISTIC: Entry<dyn Packer> = Registration {
             host_busy: settings.number("busy"),
             host_floor: settings.number("floor"),
             gpu_bytes: context.gpu_bytes,
+            measured: Measured::default(),
         }))
     },
 };
 
 /// AntMan (OSDI'20): an opportunistic job may join a guaranteed one that leaves the device idle;
 /// the node's guard protects the host, and if it cannot (the host is below 0.98 of its solo speed)
-/// the joiner is removed.
-#[derive(Clone, Copy, Debug)]
+/// the joiner is removed, and joins no host of that kind again.
+#[derive(Clone, Debug)]
 pub struct Opportunistic {
     /// A host must be less busy than this.
     pub host_busy: f64,
@@ -58,6 +60,7 @@ pub struct Opportunistic {
     pub host_floor: f64,
     /// Memory of a device, in bytes.
     pub gpu_bytes: u64,
+    measured: Measured,
 }
 
 impl Packer for Opportunistic {
@@ -71,18 +74,32 @@ impl Packer for Opportunistic {
             source: "AntMan, OSDI'20",
         }
     }
-    fn score(&self, host: &Profile, joiner: &Profile, _: GpuType) -> Option<PackScore> {
+    fn score(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<PackScore> {
         let ok = host.class == Class::Guaranteed
             && joiner.class == Class::Opportunistic
             && host.busy < self.host_busy
-            && fits(host, joiner, self.gpu_bytes);
+            && fits(host, joiner, self.gpu_bytes)
+            && self.refused(host, joiner, kind).is_none();
         ok.then_some(PackScore(1.0 - host.busy))
     }
-    fn observe(&mut self, _: &Profile, _: &Profile, _: GpuType, [host, _]: [f64; 2]) -> Verdict {
-        if host >= self.host_floor {
-            Verdict::Keep
-        } else {
-            Verdict::Unpack(Reason::Host { rate: host })
+    fn observe(
+        &mut self,
+        host: &Profile,
+        joiner: &Profile,
+        kind: GpuType,
+        measured: [f64; 2],
+    ) -> Verdict {
+        self.measured.note(host, joiner, kind, measured);
+        match self.refused(host, joiner, kind) {
+            Some(reason) => Verdict::Unpack(reason),
+            None => Verdict::Keep,
         }
+    }
+    fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {
+        let [rate, _] = self.measured.of(host, joiner, kind)?;
+        (rate.is_nan() || rate < self.host_floor).then_some(Reason::Host { rate })
+    }
+    fn keeps_pairs(&self) -> bool {
+        true
     }
 }

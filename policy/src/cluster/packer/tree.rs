@@ -9,6 +9,7 @@
 
 use std::fmt::Write as _;
 
+use super::measured::Measured;
 use super::{PackScore, Packer, Verdict, fits};
 use crate::PolicyError;
 use crate::cluster::catalogue::Entry;
@@ -24,7 +25,7 @@ pub(super) static SCORE_TREE: Entry<dyn Packer> = Registration {
         if context.sharing.is_empty() || context.gpu_bytes == 0 {
             return Err(PolicyError::Needs {
                 policy: "score-tree",
-                what: "measured pairs of jobs with profiles to learn from, which neither this trace nor a live hook has (see `trial`)",
+                what: "measured pairs of jobs with profiles to learn from: a trace that has both, or, live, those that `--packer trial` has measured on the same state",
             });
         }
         let mut tree = ScoreTree::new(context.gpu_bytes);
@@ -55,6 +56,9 @@ impl Sharing {
         }
     }
 }
+
+/// Most kinds of job that the tree is grown from.
+const KINDS_KEPT: usize = 1024;
 
 const FEATURES: [&str; 4] = ["busy", "mem_busy", "memory", "iteration_s"];
 
@@ -180,8 +184,10 @@ impl Tree {
 pub struct ScoreTree {
     tree: Tree,
     gpu_bytes: u64,
-    /// Mean speed of the pairs of each kind seen so far: profile, sum, count.
+    /// Mean speed of the pairs of each kind seen so far: profile, sum, count. The one that was seen
+    /// last stands last.
     seen: Vec<(Profile, f64, f64)>,
+    measured: Measured,
     depth: u32,
 }
 
@@ -194,6 +200,7 @@ impl ScoreTree {
             tree: Tree::Leaf(Sharing::Jumbo),
             gpu_bytes,
             seen: Vec::new(),
+            measured: Measured::default(),
             depth: 3,
         }
     }
@@ -215,16 +222,20 @@ impl ScoreTree {
             return;
         }
         for profile in [a, b] {
-            match self
+            let known = self
                 .seen
-                .iter_mut()
-                .find(|(seen, ..)| seen.kind == profile.kind)
-            {
-                Some((_, sum, count)) => {
-                    *sum += mean;
-                    *count += 1.0;
+                .iter()
+                .position(|(seen, ..)| seen.kind == profile.kind);
+            let (sum, count) = match known {
+                Some(at) => {
+                    let (_, sum, count) = self.seen.remove(at);
+                    (sum, count)
                 }
-                None => self.seen.push((profile.sane(), mean, 1.0)),
+                None => (0.0, 0.0),
+            };
+            self.seen.push((profile.sane(), sum + mean, count + 1.0));
+            if self.seen.len() > KINDS_KEPT {
+                self.seen.remove(0);
             }
         }
     }
@@ -267,29 +278,33 @@ impl Packer for ScoreTree {
             source: "Lucid, ASPLOS'23",
         }
     }
-    fn score(&self, host: &Profile, joiner: &Profile, _: GpuType) -> Option<PackScore> {
+    fn score(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<PackScore> {
         let sum = self.sharing(host) as u32 + self.sharing(joiner) as u32;
         let small = host.gpus <= 8;
-        (sum <= 2 && small && fits(host, joiner, self.gpu_bytes))
+        let good = self.refused(host, joiner, kind).is_none();
+        (sum <= 2 && small && good && fits(host, joiner, self.gpu_bytes))
             .then(|| PackScore(-f64::from(sum)))
     }
     fn observe(
         &mut self,
         host: &Profile,
         joiner: &Profile,
-        _: GpuType,
+        kind: GpuType,
         measured: [f64; 2],
     ) -> Verdict {
+        self.measured.note(host, joiner, kind, measured);
         self.count(host, joiner, measured);
         self.regrow();
-        let [a, b] = measured;
-        if a + b >= 1.0 {
-            return Verdict::Keep;
+        match self.refused(host, joiner, kind) {
+            Some(reason) => Verdict::Unpack(reason),
+            None => Verdict::Keep,
         }
-        Verdict::Unpack(Reason::Sum {
-            sum: a + b,
-            least: 1.0,
-        })
+    }
+    fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {
+        self.measured.below(host, joiner, kind, 1.0)
+    }
+    fn keeps_pairs(&self) -> bool {
+        true
     }
 }
 

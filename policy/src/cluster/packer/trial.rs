@@ -1,10 +1,9 @@
 //! Try it and see.
 
-use std::collections::HashMap;
-
+use super::measured::Measured;
 use super::{PackScore, Packer, Verdict};
 use crate::cluster::catalogue::Entry;
-use crate::cluster::{GpuType, JobType, Manner, Objective, Profile, Reason, Tags};
+use crate::cluster::{GpuType, Manner, Objective, Profile, Reason, Tags};
 use crate::registry::{Kind, ParamSpec, Registration};
 
 /// How it is chosen.
@@ -52,7 +51,7 @@ pub(super) static TRIAL: Entry<dyn Packer> = Registration {
 pub struct Trial {
     margin: f64,
     floor: f64,
-    tried: HashMap<(GpuType, u32, JobType, JobType), [f64; 2]>,
+    tried: Measured,
 }
 
 impl Trial {
@@ -63,7 +62,7 @@ impl Trial {
         Self {
             margin,
             floor,
-            tried: HashMap::new(),
+            tried: Measured::default(),
         }
     }
 
@@ -111,20 +110,14 @@ impl Packer for Trial {
         kind: GpuType,
         measured: [f64; 2],
     ) -> Verdict {
-        let [a, b] = measured;
-        let gpus = host.gpus;
-        self.tried
-            .insert((kind, gpus, host.kind, joiner.kind), [a, b]);
-        self.tried
-            .insert((kind, gpus, joiner.kind, host.kind), [b, a]);
+        self.tried.note(host, joiner, kind, measured);
         match self.judge(measured) {
             Some(reason) => Verdict::Unpack(reason),
             None => Verdict::Keep,
         }
     }
     fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {
-        let key = (kind, host.gpus, host.kind, joiner.kind);
-        self.judge(*self.tried.get(&key)?)
+        self.judge(self.tried.of(host, joiner, kind)?)
     }
     fn keeps_pairs(&self) -> bool {
         true
@@ -135,6 +128,7 @@ impl Packer for Trial {
 mod tests {
     use super::*;
     use crate::Class;
+    use crate::cluster::JobType;
 
     #[test]
     fn a_bad_pair_is_refused_and_remembered_in_both_directions() {

@@ -1,5 +1,6 @@
 //! By how busy each is alone.
 
+use super::measured::Measured;
 use super::{PackScore, Packer, Verdict, fits};
 use crate::PolicyError;
 use crate::cluster::catalogue::Busy;
@@ -21,15 +22,16 @@ pub(super) static UTIL_SUM: Entry<dyn Packer> = Registration {
         },
     }],
     build: |settings, context| {
-        if context.busy != Busy::FromArrival || context.gpu_bytes == 0 {
+        if context.busy == Busy::Unknown || context.gpu_bytes == 0 {
             return Err(PolicyError::Needs {
                 policy: "util-sum",
-                what: "the busy fraction of each job before it runs, which neither this trace nor a live hook has (see `trial`)",
+                what: "the busy fractions of jobs, which this trace does not have (column `busy`; see also `trial`)",
             });
         }
         Ok(Box::new(UtilSum {
             limit: settings.number("limit"),
             gpu_bytes: context.gpu_bytes,
+            measured: Measured::default(),
         }))
     },
 };
@@ -38,12 +40,17 @@ pub(super) static UTIL_SUM: Entry<dyn Packer> = Registration {
 /// Lucid's measurements (ASPLOS'23, RTX 3090, 1,388 pairs) a sum of at most 1.0 keeps a mean speed
 /// of 0.9 in 95 % of the chosen pairs, 1.2 in 89 %: as good as its decision tree. Those figures use
 /// the driver's coarse utilisation; the interposer meters GPU time, so the limit is a parameter.
-#[derive(Clone, Copy, Debug)]
+///
+/// A job of which nothing is known counts as busy all the time: a live job of a new kind runs by
+/// itself first, and its kind is packed from then on. A pair that was measured and does not reach
+/// what one job does by itself is split, and remembered.
+#[derive(Clone, Debug)]
 pub struct UtilSum {
     /// Greatest sum of the two busy fractions.
     pub limit: f64,
     /// Memory of a device, in bytes.
     pub gpu_bytes: u64,
+    measured: Measured,
 }
 
 impl Packer for UtilSum {
@@ -57,17 +64,30 @@ impl Packer for UtilSum {
             source: "Lucid, ASPLOS'23",
         }
     }
-    fn score(&self, host: &Profile, joiner: &Profile, _: GpuType) -> Option<PackScore> {
+    fn score(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<PackScore> {
         let sum = host.busy + joiner.busy;
-        (sum <= self.limit && fits(host, joiner, self.gpu_bytes)).then_some(PackScore(sum))
+        let ok = sum <= self.limit
+            && fits(host, joiner, self.gpu_bytes)
+            && self.refused(host, joiner, kind).is_none();
+        ok.then_some(PackScore(sum))
     }
-    fn observe(&mut self, _: &Profile, _: &Profile, _: GpuType, [a, b]: [f64; 2]) -> Verdict {
-        if a + b >= 1.0 {
-            return Verdict::Keep;
+    fn observe(
+        &mut self,
+        host: &Profile,
+        joiner: &Profile,
+        kind: GpuType,
+        measured: [f64; 2],
+    ) -> Verdict {
+        self.measured.note(host, joiner, kind, measured);
+        match self.refused(host, joiner, kind) {
+            Some(reason) => Verdict::Unpack(reason),
+            None => Verdict::Keep,
         }
-        Verdict::Unpack(Reason::Sum {
-            sum: a + b,
-            least: 1.0,
-        })
+    }
+    fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {
+        self.measured.below(host, joiner, kind, 1.0)
+    }
+    fn keeps_pairs(&self) -> bool {
+        true
     }
 }
