@@ -78,6 +78,8 @@ pub enum Command {
     Simulate(Simulate),
     /// The hook above the nodes: run it, submit jobs to it, look at it
     Cluster(crate::cluster_command::args::Cluster),
+    /// Pods share GPUs: device plugin, DRA driver, scheduler extender
+    Kubernetes(crate::kubernetes_command::args::Kubernetes),
     /// Check quota files, show what is in force, print their schema
     Config(ConfigArgs),
     /// Print a completion script for a shell

@@ -15,6 +15,7 @@ mod flags;
 mod interfere;
 mod json;
 mod kernel;
+mod kubernetes_command;
 mod manual;
 mod metrics;
 mod mistake;
@@ -119,6 +120,7 @@ fn main() -> ExitCode {
         Command::Arbiter(args) => arbiter_command::run(args).map(|()| String::new()),
         Command::Simulate(args) => simulate::simulate(&args),
         Command::Cluster(args) => cluster_command::cluster(&args),
+        Command::Kubernetes(args) => kubernetes_command::kubernetes(&args),
         Command::Config(args) => match args.command {
             ConfigCommand::Check(args) => {
                 return match config_command::check(&args) {

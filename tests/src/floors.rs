@@ -26,7 +26,7 @@ pub struct Crate {
 }
 
 /// The crates with more than one module.
-pub const CRATES: [Crate; 16] = [
+pub const CRATES: [Crate; 17] = [
     Crate {
         name: "shim-ffi",
         folder: "shim-ffi",
@@ -290,6 +290,29 @@ pub const CRATES: [Crate; 16] = [
         ],
     },
     Crate {
+        name: "kubernetes",
+        folder: "kubernetes",
+        in_full: false,
+        floors: &[
+            (
+                "names; messages; amounts",
+                &["lib", "fit", "http_server", "proto", "quantity"],
+            ),
+            (
+                "the wire; files; the API server",
+                &["api", "cdi", "grpc", "records", "registration", "sockets"],
+            ),
+            ("a process for each share", &["holder"]),
+            ("the node's devices", &["node"]),
+            (
+                "what is asked for, and what is there",
+                &["claim", "picture", "pods", "shares", "slices", "units"],
+            ),
+            ("what is served", &["device_plugin", "dra", "extender"]),
+            ("the processes", &["serve"]),
+        ],
+    },
+    Crate {
         name: "cli",
         folder: "cli",
         in_full: false,
@@ -313,7 +336,7 @@ pub const CRATES: [Crate; 16] = [
             ),
             (
                 "arguments, and commands whose arguments others share",
-                &["args", "cluster_command", "ps", "run"],
+                &["args", "cluster_command", "kubernetes_command", "ps", "run"],
             ),
             (
                 "the other commands",

@@ -40,6 +40,11 @@ impl Running {
         Self(Some(child))
     }
 
+    /// A process that was started already.
+    pub fn of(child: Child) -> Self {
+        Self(Some(child))
+    }
+
     /// What it has said on stderr, once it has closed that.
     pub fn take_stderr(&mut self) -> String {
         let mut text = String::new();

@@ -121,6 +121,7 @@ fn imports_point_one_way() {
             &["simgpu", "shim-ffi", "host-memory"],
         ),
         ("cluster", &["policy", "control"]),
+        ("kubernetes", &["control"]),
         (
             "cli",
             &[
@@ -129,6 +130,7 @@ fn imports_point_one_way() {
                 "cluster",
                 "control",
                 "host-memory",
+                "kubernetes",
                 "policy",
                 "shim-ffi",
             ],

@@ -14,6 +14,7 @@ mod host_process;
 mod hostile;
 mod imports;
 mod interfere;
+mod kubernetes;
 mod lease;
 mod loading;
 mod membership;

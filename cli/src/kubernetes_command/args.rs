@@ -1,0 +1,139 @@
+//! The command line of `sublet kubernetes`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+/// Beside a kubelet, and beside Kubernetes' scheduler: pods share GPUs, and this node's arbiter
+/// enforces what each was given
+#[derive(Debug, Args)]
+pub struct Kubernetes {
+    #[command(subcommand)]
+    pub command: KubernetesCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum KubernetesCommand {
+    /// Serve the kubelet GPU memory in units of a GiB (sublet.dev/gpu-mem-gib)
+    DevicePlugin(Box<DevicePlugin>),
+    /// Serve the kubelet claims of parts of GPUs (DRA with consumable capacity)
+    Dra(Box<Dra>),
+    /// Answer Kubernetes' scheduler which node and which GPU a pod should have
+    Extender(Extender),
+    /// What the plugins start for each share
+    #[command(hide = true)]
+    Hold,
+}
+
+/// Where the API server is. In a pod, its account says so.
+#[derive(Debug, Args)]
+pub struct Server {
+    /// The API server, such as https://10.0.0.1:6443 [default: that of this pod's account]
+    #[arg(long, value_name = "URL")]
+    pub api_server: Option<String>,
+    /// File with the token to show it
+    #[arg(long, value_name = "FILE", requires = "api_server")]
+    pub api_token_file: Option<PathBuf>,
+    /// File with the certificates that it is known by
+    #[arg(long, value_name = "FILE", requires = "api_server")]
+    pub api_ca: Option<PathBuf>,
+}
+
+/// What containers are given.
+#[derive(Debug, Args)]
+pub struct Containers {
+    /// Directory of CDI specifications that the container runtime reads
+    #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
+    pub cdi_dir: PathBuf,
+    /// Where host and containers have the preload library; put there from this installation
+    /// [default: where it is]
+    #[arg(long, value_name = "FILE")]
+    pub library: Option<PathBuf>,
+    /// Directory in which containers find the arbiter [default: `pods` in its own directory]
+    #[arg(long, value_name = "DIR")]
+    pub pods_dir: Option<PathBuf>,
+    /// Device node for every container, such as /dev/nvidiactl; may be repeated
+    #[arg(long = "device-node", value_name = "FILE")]
+    pub device_nodes: Vec<PathBuf>,
+    /// Use the simulated GPU, also where there is a real one
+    #[arg(long)]
+    pub sim: bool,
+    /// Use this driver library instead of searching for libcuda.so.1
+    #[arg(long, value_name = "FILE", conflicts_with = "sim")]
+    pub driver: Option<PathBuf>,
+}
+
+/// Registers with the kubelet, and again where that starts anew. Pods keep what they have while
+/// this does not run.
+#[derive(Debug, Args)]
+pub struct DevicePlugin {
+    /// The kubelet's directory of device plugins
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/lib/kubelet/device-plugins"
+    )]
+    pub plugins_dir: PathBuf,
+    /// The kubelet's socket that says which pod has what
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    )]
+    pub pod_resources: PathBuf,
+    /// Where this keeps what it has given
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/lib/sublet/kubernetes/device-plugin"
+    )]
+    pub state: PathBuf,
+    /// Name of this node, to say there which devices it has [env: NODE_NAME]
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+    /// Answer with variables and mounts in place of a CDI device (Kubernetes before 1.29)
+    #[arg(long)]
+    pub no_cdi: bool,
+    #[command(flatten)]
+    pub server: Server,
+    #[command(flatten)]
+    pub containers: Containers,
+}
+
+/// Publishes this node's GPUs, and prepares the claims that the scheduler gives parts of them.
+#[derive(Debug, Args)]
+pub struct Dra {
+    /// The kubelet's directory
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
+    pub kubelet_dir: PathBuf,
+    /// Where this keeps what it has prepared
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/lib/sublet/kubernetes/dra"
+    )]
+    pub state: PathBuf,
+    /// Name of this node [env: NODE_NAME]
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+    /// CDI kind of the GPUs themselves, such as nvidia.com/gpu: a container is given that device,
+    /// by UUID, as well
+    #[arg(long, value_name = "KIND")]
+    pub gpu_kind: Option<String>,
+    #[command(flatten)]
+    pub server: Server,
+    #[command(flatten)]
+    pub containers: Containers,
+}
+
+/// Everybody who reaches it learns which node has how much free, and can bind pods: admit only the
+/// scheduler.
+#[derive(Debug, Args)]
+pub struct Extender {
+    /// Where to listen; port 0 takes a free one, which is then printed
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7071")]
+    pub listen: SocketAddr,
+    #[command(flatten)]
+    pub server: Server,
+}

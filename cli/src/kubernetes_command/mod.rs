@@ -1,0 +1,210 @@
+//! `sublet kubernetes`: the processes beside a kubelet and beside Kubernetes' scheduler.
+
+pub mod args;
+
+use std::env;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow, bail};
+use control::paths::{RuntimeDir, Surroundings};
+use kubernetes::api::{Api, is_name};
+use kubernetes::cdi::Folder;
+use kubernetes::device_plugin::{Delivery, Plugin};
+use kubernetes::dra::Driver;
+use kubernetes::fit::BestFit;
+use kubernetes::node::{Node, Simulated};
+use kubernetes::pods::Kubelet;
+use kubernetes::records::Records;
+use kubernetes::shares::Shares;
+use kubernetes::{extender, holder, http_server, serve};
+
+use crate::exit::Result;
+use crate::run::driver::{self, Wish};
+use crate::run::install::Install;
+use args::{Containers, DevicePlugin, Dra, Extender, KubernetesCommand, Server};
+
+/// What is printed in the end; these end with their process.
+///
+/// # Errors
+/// A flag or file that is wrong, or a place that cannot be used.
+pub fn kubernetes(args: &args::Kubernetes) -> Result<String> {
+    match &args.command {
+        KubernetesCommand::DevicePlugin(args) => device_plugin(args)?,
+        KubernetesCommand::Dra(args) => dra(args)?,
+        KubernetesCommand::Extender(args) => extend(args)?,
+        KubernetesCommand::Hold => holder::run().context("nobody asks for a job to be kept")?,
+    }
+    Ok(String::new())
+}
+
+fn device_plugin(args: &DevicePlugin) -> anyhow::Result<()> {
+    let api = api(&args.server)?;
+    let node = named(args.node.as_deref())?;
+    let shares = shares(&args.containers, &args.state, "plugin")?;
+    let delivery = if args.no_cdi {
+        Delivery::Plain
+    } else {
+        Delivery::Cdi
+    };
+    let kubelet = Kubelet {
+        socket: args.pod_resources.clone(),
+    };
+    let plugin = Plugin::new(shares, delivery, api, kubelet, node);
+    serve::device_plugin(&args.plugins_dir, plugin)?;
+    Ok(())
+}
+
+fn dra(args: &Dra) -> anyhow::Result<()> {
+    let Some(api) = api(&args.server)? else {
+        bail!(
+            "there is no API server to read claims from: run this in a pod with an account, or give --api-server"
+        );
+    };
+    let Some(node) = named(args.node.as_deref())? else {
+        bail!("the name of this node is not known: give --node, or set NODE_NAME");
+    };
+    let driver = Driver {
+        shares: shares(&args.containers, &args.state, "dra")?,
+        api,
+        gpu_kind: args.gpu_kind.clone(),
+    };
+    serve::dra(&args.kubelet_dir, &node, driver)?;
+    Ok(())
+}
+
+fn extend(args: &Extender) -> anyhow::Result<()> {
+    let Some(api) = api(&args.server)? else {
+        bail!(
+            "there is no API server to ask for nodes and pods: run this in a pod with an account, or give --api-server"
+        );
+    };
+    let address = args.listen;
+    let listening = std::net::TcpListener::bind(address)
+        .and_then(|listener| Ok((listener.local_addr()?, listener)));
+    let (address, listener) = listening.map_err(|error| {
+        anyhow!("cannot listen at {address}: {error} (choose another --listen)")
+    })?;
+    // One line when it can be asked, for people and for scripts that start it.
+    let _ = writeln!(io::stderr(), "sublet: the extender is at http://{address}");
+    let extender = extender::Extender::new(api, Box::new(BestFit));
+    let error = http_server::serve(
+        listener,
+        extender::LONGEST_BODY,
+        move |method, path, body| extender.answer(method, path, body),
+    );
+    Err(anyhow!("cannot take connections at {address}: {error}"))
+}
+
+fn api(server: &Server) -> anyhow::Result<Option<Api>> {
+    Ok(match &server.api_server {
+        Some(url) => Some(Api::new(
+            url,
+            server.api_token_file.clone(),
+            server.api_ca.as_deref(),
+        )?),
+        None => Api::of_this_pod(|name| env::var(name).ok())?,
+    })
+}
+
+fn named(given: Option<&str>) -> anyhow::Result<Option<String>> {
+    let name = given
+        .map(ToOwned::to_owned)
+        .or_else(|| env::var("NODE_NAME").ok());
+    match name.filter(|name| !name.is_empty()) {
+        Some(name) if !is_name(&name) => bail!(
+            "`{name}` is no name of a node: it is written in lower-case letters, digits, `-` and `.`"
+        ),
+        name => Ok(name),
+    }
+}
+
+fn shares(args: &Containers, state: &Path, writer: &str) -> anyhow::Result<Arc<Shares>> {
+    let executable = env::current_exe().context("cannot tell where `sublet` itself lies")?;
+    let install = Install::find(&executable, |name| env::var_os(name))?;
+    let wish = match &args.driver {
+        Some(path) => Wish::This(path),
+        None if args.sim => Wish::Simulated,
+        None => Wish::Any,
+    };
+    let driver = driver::find(wish, &install, env::var_os("LD_LIBRARY_PATH").as_deref())?;
+    let simulated = driver.simulated.map(|_| Simulated {
+        libraries: install.sim_dir().to_owned(),
+        state: env::var_os("SUBLET_SIM_STATE").map(Into::into),
+        variables: env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
+            .filter(|(name, _)| name.starts_with("SUBLET_SIM_"))
+            .collect(),
+    });
+    if let Some(library) = &args.library {
+        place(install.library(), library)
+            .with_context(|| format!("{} (give another --library)", library.display()))?;
+    }
+    let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
+    let node = Node {
+        pods_dir: args
+            .pods_dir
+            .clone()
+            .unwrap_or_else(|| dir.path().join("pods")),
+        dir,
+        program: holder::own_program().context("cannot tell which program this is")?,
+        library: args
+            .library
+            .clone()
+            .unwrap_or_else(|| install.library().to_owned()),
+        driver: driver.path,
+        simulated,
+        device_nodes: args.device_nodes.clone(),
+    };
+    let folder = Folder::open(&args.cdi_dir, writer).with_context(|| {
+        format!(
+            "the CDI directory {} (give another --cdi-dir)",
+            args.cdi_dir.display()
+        )
+    })?;
+    let shares = Shares::open(node, Records::open(state)?, folder)?;
+    Ok(Arc::new(shares))
+}
+
+/// Puts the preload library where containers are given it, whole or not at all, where another one
+/// or none is there. Jobs that have the one before keep it.
+fn place(from: &Path, to: &Path) -> io::Result<()> {
+    let library = fs::read(from)?;
+    if fs::read(to).is_ok_and(|there| there == library) {
+        return Ok(());
+    }
+    let folder = to.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(folder)?;
+    let mut beside = tempfile::NamedTempFile::new_in(folder)?;
+    beside.write_all(&library)?;
+    beside
+        .as_file()
+        .set_permissions(fs::Permissions::from_mode(0o755))?;
+    beside.as_file().sync_all()?;
+    beside.persist(to).map_err(|error| error.error)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_is_placed_whole_and_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("a/b/to"));
+        fs::write(&from, "one").unwrap();
+        place(&from, &to).unwrap();
+        let first = fs::metadata(&to).unwrap();
+        place(&from, &to).unwrap();
+        let second = fs::metadata(&to).unwrap();
+        assert_eq!(first.modified().unwrap(), second.modified().unwrap());
+        fs::write(&from, "two").unwrap();
+        place(&from, &to).unwrap();
+        assert_eq!(fs::read(&to).unwrap(), b"two");
+        assert!(place(&dir.path().join("none"), &to).is_err());
+    }
+}

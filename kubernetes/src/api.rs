@@ -1,0 +1,452 @@
+//! The cluster's API server: questions in JSON, with the account that a pod is given.
+//!
+//! Blocking, with a deadline for each question and a bound on each answer. Nothing is cached: who
+//! asks decides how old an answer may be.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use ureq::Agent;
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+
+/// Where a pod finds its account.
+pub const ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// TIMEOUT: a kubelet gives a plugin up after a minute and tries again; a question of ours is one
+/// of several in that time.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest answer: pods of a large cluster, in pages.
+const LONGEST: u64 = 32 << 20;
+/// Most pages of a list, of 500 objects each.
+const MOST_PAGES: usize = 1000;
+/// Longest reason that is passed on.
+const REASON_CHARS: usize = 300;
+
+/// Why the API server did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    #[error("the API server at {server} does not answer: {error}")]
+    Away { server: String, error: String },
+    #[error("the API server knows no {path}")]
+    NotFound { path: String },
+    #[error("the API server answered {status} to {path}: {reason}")]
+    Refused {
+        path: String,
+        status: u16,
+        reason: String,
+    },
+    #[error("{}: {error} (the account of this pod; see --api-token-file, --api-ca)", .path.display())]
+    Account { path: PathBuf, error: io::Error },
+    #[error("the certificate in {} cannot be read: {error}", .path.display())]
+    Certificate { path: PathBuf, error: String },
+}
+
+impl ApiError {
+    /// Asking again later may help.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Away { .. } => true,
+            Self::Refused { status, .. } => *status == 429 || *status >= 500,
+            _ => false,
+        }
+    }
+}
+
+/// The API server.
+#[derive(Debug)]
+pub struct Api {
+    agent: Agent,
+    server: String,
+    /// Read at each question: it is replaced every hour.
+    token_file: Option<PathBuf>,
+}
+
+/// How a body changes what is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patch {
+    /// Fields of a map are replaced one by one (RFC 7386).
+    Merge,
+    /// The server keeps who has set which field.
+    Apply,
+}
+
+impl Api {
+    /// The server at a URL, known by the certificates in a file.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn new(
+        server: &str,
+        token_file: Option<PathBuf>,
+        ca_file: Option<&Path>,
+    ) -> Result<Self, ApiError> {
+        let mut roots = Vec::new();
+        if let Some(path) = ca_file {
+            let pem = fs::read(path).map_err(|error| ApiError::Account {
+                path: path.to_owned(),
+                error,
+            })?;
+            let bad = |error: String| ApiError::Certificate {
+                path: path.to_owned(),
+                error,
+            };
+            for item in parse_pem(&pem) {
+                if let PemItem::Certificate(certificate) =
+                    item.map_err(|error| bad(error.to_string()))?
+                {
+                    roots.push(certificate);
+                }
+            }
+            if roots.is_empty() {
+                return Err(bad("there is none in it".into()));
+            }
+        }
+        let roots: Vec<Certificate<'static>> = roots;
+        let tls = TlsConfig::builder().root_certs(RootCerts::new_with_certs(&roots));
+        let config = Agent::config_builder()
+            .tls_config(tls.build())
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .timeout_global(Some(PATIENCE))
+            .proxy(None)
+            .build();
+        Ok(Self {
+            agent: config.new_agent(),
+            server: server.trim_end_matches('/').to_owned(),
+            token_file,
+        })
+    }
+
+    /// The server and the account of the pod that this runs in.
+    ///
+    /// # Errors
+    /// This runs in none, or its account cannot be read.
+    pub fn of_this_pod(var: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, ApiError> {
+        let (Some(host), Some(port)) = (
+            var("KUBERNETES_SERVICE_HOST"),
+            var("KUBERNETES_SERVICE_PORT"),
+        ) else {
+            return Ok(None);
+        };
+        let host = if host.contains(':') {
+            format!("[{host}]")
+        } else {
+            host
+        };
+        let account = Path::new(ACCOUNT_DIR);
+        let server = format!("https://{host}:{port}");
+        Self::new(
+            &server,
+            Some(account.join("token")),
+            Some(&account.join("ca.crt")),
+        )
+        .map(Some)
+    }
+
+    /// What is at a path; `None`: nothing.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub fn get(&self, path: &str) -> Result<Option<Value>, ApiError> {
+        let request = self.agent.get(self.url(path));
+        let sent = self.authorised(request)?.call();
+        match self.answer(path, sent) {
+            Err(ApiError::NotFound { .. }) => Ok(None),
+            answer => answer.map(Some),
+        }
+    }
+
+    /// All that a path lists, in pages; `query` begins with `&`.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub fn list<T: DeserializeOwned>(&self, path: &str, query: &str) -> Result<Vec<T>, ApiError> {
+        #[derive(serde::Deserialize)]
+        #[serde(bound = "T: DeserializeOwned", default)]
+        struct Page<T> {
+            metadata: PageMetadata,
+            items: Vec<T>,
+        }
+        #[derive(serde::Deserialize, Default)]
+        #[serde(default)]
+        struct PageMetadata {
+            r#continue: String,
+        }
+        impl<T> Default for Page<T> {
+            fn default() -> Self {
+                Self {
+                    metadata: PageMetadata::default(),
+                    items: Vec::new(),
+                }
+            }
+        }
+        let mut all = Vec::new();
+        let mut next = String::new();
+        for _ in 0..MOST_PAGES {
+            let from = match next.as_str() {
+                "" => String::new(),
+                token => format!("&continue={}", escaped(token)),
+            };
+            let request = self
+                .agent
+                .get(self.url(&format!("{path}?limit=500{query}{from}")));
+            let sent = self.authorised(request)?.call();
+            let page: Page<T> =
+                serde_json::from_value(self.answer(path, sent)?).map_err(|error| {
+                    ApiError::Away {
+                        server: self.server.clone(),
+                        error: format!("{path} is no list: {error}"),
+                    }
+                })?;
+            all.extend(page.items);
+            if page.metadata.r#continue.is_empty() {
+                return Ok(all);
+            }
+            next = page.metadata.r#continue;
+        }
+        Err(ApiError::Away {
+            server: self.server.clone(),
+            error: format!("{path} does not end after {MOST_PAGES} pages"),
+        })
+    }
+
+    /// Makes something below a path.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub fn post(&self, path: &str, body: &Value) -> Result<Value, ApiError> {
+        let request = self.agent.post(self.url(path));
+        let request = self.authorised(request)?;
+        let sent = request
+            .content_type("application/json")
+            .send(body.to_string());
+        self.answer(path, sent)
+    }
+
+    /// Replaces what is at a path.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub fn put(&self, path: &str, body: &Value) -> Result<Value, ApiError> {
+        let request = self.agent.put(self.url(path));
+        let request = self.authorised(request)?;
+        let sent = request
+            .content_type("application/json")
+            .send(body.to_string());
+        self.answer(path, sent)
+    }
+
+    /// Changes what is at a path.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub fn patch(&self, path: &str, how: Patch, body: &Value) -> Result<Value, ApiError> {
+        let (media, query) = match how {
+            Patch::Merge => ("application/merge-patch+json", ""),
+            // JSON is YAML.
+            Patch::Apply => (
+                "application/apply-patch+yaml",
+                "?fieldManager=sublet.dev&force=true",
+            ),
+        };
+        let request = self.agent.patch(self.url(&format!("{path}{query}")));
+        let sent = self
+            .authorised(request)?
+            .content_type(media)
+            .send(body.to_string());
+        self.answer(path, sent)
+    }
+
+    /// Removes what is at a path, if it is there.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub fn delete(&self, path: &str) -> Result<(), ApiError> {
+        let request = self.agent.delete(self.url(path));
+        let sent = self.authorised(request)?.call();
+        match self.answer(path, sent) {
+            Err(ApiError::NotFound { .. }) | Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.server)
+    }
+
+    fn authorised<B>(
+        &self,
+        request: ureq::RequestBuilder<B>,
+    ) -> Result<ureq::RequestBuilder<B>, ApiError> {
+        let request = request.header("Accept", "application/json");
+        let Some(path) = &self.token_file else {
+            return Ok(request);
+        };
+        let token = fs::read_to_string(path).map_err(|error| ApiError::Account {
+            path: path.clone(),
+            error,
+        })?;
+        Ok(request.header("Authorization", format!("Bearer {}", token.trim())))
+    }
+
+    fn answer(
+        &self,
+        path: &str,
+        sent: Result<http::Response<ureq::Body>, ureq::Error>,
+    ) -> Result<Value, ApiError> {
+        let away = |error: ureq::Error| ApiError::Away {
+            server: self.server.clone(),
+            error: error.to_string(),
+        };
+        let mut response = sent.map_err(away)?;
+        let status = response.status().as_u16();
+        let body = response.body_mut().with_config().limit(LONGEST);
+        let text = body.read_to_string().map_err(away)?;
+        let path: String = path.chars().take(REASON_CHARS).collect();
+        match status {
+            200..300 if text.is_empty() => Ok(Value::Null),
+            200..300 => serde_json::from_str(&text).map_err(|error| ApiError::Away {
+                server: self.server.clone(),
+                error: format!("no JSON came for {path}: {error}"),
+            }),
+            404 => Err(ApiError::NotFound { path }),
+            _ => {
+                let said = serde_json::from_str::<Value>(&text).ok();
+                let said = said.and_then(|said| Some(said.get("message")?.as_str()?.to_owned()));
+                Err(ApiError::Refused {
+                    path,
+                    status,
+                    reason: said.unwrap_or(text).chars().take(REASON_CHARS).collect(),
+                })
+            }
+        }
+    }
+}
+
+/// A text as part of a query.
+fn escaped(text: &str) -> String {
+    let escaped = text.bytes().map(|byte| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' => {
+            char::from(byte).to_string()
+        }
+        _ => format!("%{byte:02X}"),
+    });
+    escaped.collect()
+}
+
+/// Whether a text can be the name of something in a cluster, and part of a path.
+pub fn is_name(text: &str) -> bool {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+    (1..=253).contains(&text.len())
+        && text.chars().all(fits)
+        && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_would_leave_their_path_are_none() {
+        for name in ["a", "b-gpu-xgb5l", "kube-system", "n1.example.com"] {
+            assert!(is_name(name), "{name}");
+        }
+        for name in [
+            "",
+            ".",
+            "..",
+            "a/b",
+            "a?x",
+            "A",
+            "a b",
+            "%2e",
+            &"x".repeat(300),
+        ] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_account_that_cannot_be_read_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let ca = dir.path().join("ca.crt");
+        let error = Api::new("https://127.0.0.1:1", None, Some(&ca)).unwrap_err();
+        assert!(error.to_string().contains("ca.crt"), "{error}");
+        fs::write(&ca, "no certificate").unwrap();
+        let error = Api::new("https://127.0.0.1:1", None, Some(&ca)).unwrap_err();
+        assert!(error.to_string().contains("there is none in it"), "{error}");
+        let api = Api::new("http://127.0.0.1:1", Some(dir.path().join("token")), None).unwrap();
+        let error = api.get("/api").unwrap_err().to_string();
+        assert!(error.contains("token"), "{error}");
+        let api = Api::new("http://127.0.0.1:1", None, None).unwrap();
+        assert!(api.get("/api").unwrap_err().may_pass());
+    }
+
+    /// A server with a certificate that `data/tls/ca.crt` signs, for 127.0.0.1 and good until 2126;
+    /// it answers one request and returns its head.
+    fn tls_server() -> (String, std::thread::JoinHandle<String>) {
+        use std::io::{Read as _, Write as _};
+
+        use rustls::pki_types::pem::PemObject as _;
+        use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+        let certificate = include_bytes!("../data/tls/server.crt");
+        let key = include_bytes!("../data/tls/server.key");
+        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(
+                vec![CertificateDer::from_pem_slice(certificate).unwrap()],
+                PrivateKeyDer::from_pem_slice(key).unwrap(),
+            )
+            .unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(testbed::PATIENCE)).unwrap();
+            let mut session = rustls::ServerConnection::new(config.into()).unwrap();
+            let mut tls = rustls::Stream::new(&mut session, &mut stream);
+            let mut head = vec![0; 4096];
+            let Ok(length) = tls.read(&mut head) else {
+                return String::new();
+            };
+            let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
+            let _ = tls.write_all(answer);
+            String::from_utf8_lossy(&head[..length]).into_owned()
+        });
+        (url, thread)
+    }
+
+    #[test]
+    fn a_server_is_known_by_its_clusters_certificate_and_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ca, token) = (dir.path().join("ca.crt"), dir.path().join("token"));
+        fs::write(&ca, include_bytes!("../data/tls/ca.crt")).unwrap();
+        fs::write(&token, "secret\n").unwrap();
+        let (url, server) = tls_server();
+        let api = Api::new(&url, Some(token.clone()), Some(&ca)).unwrap();
+        assert!(api.get("/api").unwrap().is_some());
+        let head = testbed::join(server).to_lowercase();
+        assert!(head.contains("authorization: bearer secret\r\n"), "{head}");
+
+        // Another cluster's certificates, or none: the token is not shown to that server.
+        for roots in [None, Some(include_bytes!("../data/tls/server.crt"))] {
+            let (url, server) = tls_server();
+            let path = roots.map(|pem| {
+                let path = dir.path().join("other.crt");
+                fs::write(&path, pem).unwrap();
+                path
+            });
+            let api = Api::new(&url, Some(token.clone()), path.as_deref()).unwrap();
+            let error = api.get("/api").unwrap_err().to_string();
+            assert!(error.contains("does not answer"), "{error}");
+            assert_eq!(testbed::join(server), "");
+        }
+    }
+}

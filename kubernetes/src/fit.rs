@@ -1,0 +1,163 @@
+//! Which device of which node a pod should have: a question to a decision core, and an own answer
+//! where there is none.
+
+use serde::{Deserialize, Serialize};
+
+/// What a pod wants of one device.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Wish {
+    /// For people, and the key of what is known of such jobs.
+    pub name: String,
+    pub memory_gib: u64,
+    /// Part of the time; `None`: it has not said.
+    pub share: Option<f64>,
+}
+
+/// A device, with what is left of it.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Candidate {
+    pub node: String,
+    pub uuid: String,
+    pub total_gib: u64,
+    pub free_gib: u64,
+    pub free_share: f64,
+    /// Pods that are there.
+    pub residents: Vec<String>,
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// Which candidate; `None`: none of them can take it.
+    pub at: Option<usize>,
+    /// Why there, for people.
+    pub reason: String,
+    /// Of each candidate, why not; `None`: it could.
+    pub unfit: Vec<Option<String>>,
+}
+
+/// Who decides.
+pub trait Decide: Send + Sync {
+    fn choose(&self, wish: &Wish, candidates: &[Candidate]) -> Choice;
+}
+
+/// Where it fits with the least memory left over, so that large pods find space; of those the one
+/// with the most time left. It measures nothing.
+#[derive(Debug, Default)]
+pub struct BestFit;
+
+/// What rounding leaves of shares that add up to one.
+const NEARLY: f64 = 1e-9;
+
+/// Why a candidate cannot take a pod; `None`: it can.
+fn why_not(wish: &Wish, one: &Candidate) -> Option<String> {
+    if one.free_gib < wish.memory_gib {
+        return Some(format!(
+            "{} has {} GiB free of {}, and {} are asked for",
+            one.uuid, one.free_gib, one.total_gib, wish.memory_gib
+        ));
+    }
+    let share = wish.share.unwrap_or(0.0);
+    (share > one.free_share + NEARLY).then(|| {
+        format!(
+            "{} has a share of {} free, and {share} is asked for",
+            one.uuid,
+            short(one.free_share)
+        )
+    })
+}
+
+fn short(share: f64) -> String {
+    let text = format!("{:.4}", share.max(0.0));
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+impl Decide for BestFit {
+    fn choose(&self, wish: &Wish, candidates: &[Candidate]) -> Choice {
+        let unfit: Vec<_> = candidates.iter().map(|one| why_not(wish, one)).collect();
+        let fitting = candidates
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| unfit.get(*at).is_some_and(Option::is_none));
+        let best = fitting.min_by(|(_, a), (_, b)| {
+            let by_memory = a.free_gib.cmp(&b.free_gib);
+            by_memory
+                .then_with(|| b.free_share.total_cmp(&a.free_share))
+                .then_with(|| (&a.node, &a.uuid).cmp(&(&b.node, &b.uuid)))
+        });
+        let reason = best.map_or_else(
+            || "no device has the memory and the share".to_owned(),
+            |(_, one)| {
+                format!(
+                    "fits most tightly: {} of {} GiB stay free beside {} others",
+                    one.free_gib.saturating_sub(wish.memory_gib),
+                    one.total_gib,
+                    one.residents.len()
+                )
+            },
+        );
+        Choice {
+            at: best.map(|(at, _)| at),
+            reason,
+            unfit,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(uuid: &str, free_gib: u64, free_share: f64) -> Candidate {
+        Candidate {
+            node: "n".into(),
+            uuid: uuid.into(),
+            total_gib: 80,
+            free_gib,
+            free_share,
+            residents: Vec::new(),
+        }
+    }
+
+    fn wish(memory_gib: u64, share: f64) -> Wish {
+        Wish {
+            name: "p".into(),
+            memory_gib,
+            share: Some(share),
+        }
+    }
+
+    #[test]
+    fn the_tightest_device_with_time_left_takes_it() {
+        let all = [
+            candidate("a", 80, 1.0),
+            candidate("b", 30, 0.2),
+            candidate("c", 40, 0.7),
+        ];
+        let at = |wish: &Wish| BestFit.choose(wish, &all).at;
+        assert_eq!(at(&wish(30, 0.2)), Some(1));
+        assert_eq!(at(&wish(30, 0.5)), Some(2), "b has no time left");
+        assert_eq!(at(&wish(41, 0.1)), Some(0));
+        assert_eq!(at(&wish(81, 0.1)), None);
+        let choice = BestFit.choose(&wish(35, 0.8), &all);
+        assert_eq!(choice.at, Some(0));
+        assert!(
+            choice.unfit[1]
+                .as_ref()
+                .unwrap()
+                .contains("30 GiB free of 80")
+        );
+        assert!(
+            choice.unfit[2]
+                .as_ref()
+                .unwrap()
+                .contains("share of 0.7 free")
+        );
+        let unsaid = Wish {
+            share: None,
+            ..wish(30, 0.0)
+        };
+        assert_eq!(at(&unsaid), Some(1));
+    }
+}

@@ -1,0 +1,346 @@
+//! What a scheduler extender has to know of the cluster: which devices nodes have, and which pods
+//! are on them.
+//!
+//! Nodes say what they have in an annotation that the device plugin writes; pods have the device
+//! that was chosen for them in one of their own. So the state lies where Kubernetes' users look,
+//! and an extender that is restarted knows as much as the one before.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::{Api, ApiError};
+use crate::fit::{Candidate, Wish};
+use crate::pods::share_asked;
+use crate::quantity::Quantity;
+use crate::{DEVICE_ANNOTATION, RESOURCE};
+
+/// A node's devices, as its device plugin writes them: JSON, a list of [`NodeDevice`].
+pub const DEVICES_ANNOTATION: &str = "sublet.dev/devices";
+/// How old the picture may be. What this process has decided since is added to it.
+const FRESH: Duration = Duration::from_secs(1);
+/// TIMEOUT: a decision is in the list of pods as soon as the API server has it; one that is not by
+/// then was never carried out.
+const ASSUMED: Duration = Duration::from_secs(30);
+
+/// A device in a node's annotation.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeDevice {
+    pub uuid: String,
+    pub gib: u64,
+}
+
+/// An object, as far as it is looked at.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub struct Object {
+    pub metadata: Metadata,
+    pub spec: PodSpec,
+    pub status: PodStatus,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub struct Metadata {
+    pub name: String,
+    pub namespace: String,
+    pub uid: String,
+    pub annotations: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodSpec {
+    pub node_name: String,
+    pub containers: Vec<Container>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub struct Container {
+    pub resources: Resources,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub struct Resources {
+    pub limits: BTreeMap<String, serde_json::Value>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub struct PodStatus {
+    pub phase: String,
+}
+
+impl Object {
+    fn annotation(&self, name: &str) -> Option<&str> {
+        self.metadata
+            .annotations
+            .as_ref()?
+            .get(name)
+            .map(String::as_str)
+    }
+
+    /// For people.
+    pub fn title(&self) -> String {
+        format!("{}/{}", self.metadata.namespace, self.metadata.name)
+    }
+
+    /// What a pod wants of a device; `None`: nothing of ours.
+    ///
+    /// # Errors
+    /// What it says that cannot be.
+    pub fn wish(&self) -> Result<Option<Wish>, String> {
+        let mut memory_gib = 0_u64;
+        for container in &self.spec.containers {
+            let Some(limit) = container.resources.limits.get(RESOURCE) else {
+                continue;
+            };
+            let text = match limit {
+                serde_json::Value::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+            let units = Quantity::parse(&text).map_err(|error| format!("{RESOURCE}: {error}"))?;
+            memory_gib = memory_gib.saturating_add(units.bytes().unwrap_or(u64::MAX));
+        }
+        if memory_gib == 0 {
+            return Ok(None);
+        }
+        let annotations = serde_json::to_value(&self.metadata.annotations).unwrap_or_default();
+        Ok(Some(Wish {
+            name: self.title(),
+            memory_gib,
+            share: share_asked(&annotations)?,
+        }))
+    }
+}
+
+/// The devices that were chosen for pods of a node that have not started yet, with their GiB.
+///
+/// # Errors
+/// [`ApiError`]
+pub fn chosen(api: &Api, node: &str) -> Result<Vec<(String, u64)>, ApiError> {
+    let query = format!("&fieldSelector=spec.nodeName%3D{node},status.phase%3DPending");
+    let pods: Vec<Object> = api.list("/api/v1/pods", &query)?;
+    let pending = pods.iter().filter(|pod| pod.spec.node_name == node);
+    let chosen = pending.filter_map(|pod| {
+        let wish = pod.wish().ok().flatten()?;
+        Some((
+            pod.annotation(DEVICE_ANNOTATION)?.to_owned(),
+            wish.memory_gib,
+        ))
+    });
+    Ok(chosen.collect())
+}
+
+/// A pod that was given a device a moment ago.
+#[derive(Debug, Clone)]
+struct Assumed {
+    since: Instant,
+    node: String,
+    device: String,
+    wish: Wish,
+}
+
+/// The picture.
+#[derive(Debug, Default)]
+pub struct Picture {
+    taken: Option<Instant>,
+    nodes: Vec<Object>,
+    pods: Vec<Object>,
+    /// By uid.
+    assumed: BTreeMap<String, Assumed>,
+}
+
+impl Picture {
+    /// Looks again, where it is not fresh.
+    ///
+    /// # Errors
+    /// [`ApiError`]: what is known stays, and is too old to decide by.
+    pub fn refresh(&mut self, api: &Api, now: Instant) -> Result<(), ApiError> {
+        if self
+            .taken
+            .is_some_and(|taken| now.duration_since(taken) < FRESH)
+        {
+            return Ok(());
+        }
+        let nodes = api.list("/api/v1/nodes", "")?;
+        let running = "&fieldSelector=status.phase!%3DSucceeded,status.phase!%3DFailed";
+        let pods = api.list("/api/v1/pods", running)?;
+        self.set(nodes, pods, now);
+        Ok(())
+    }
+
+    fn set(&mut self, nodes: Vec<Object>, pods: Vec<Object>, now: Instant) {
+        self.nodes = nodes;
+        self.pods = pods;
+        self.pods
+            .retain(|pod| pod.wish().is_ok_and(|wish| wish.is_some()));
+        self.taken = Some(now);
+        let pods = &self.pods;
+        self.assumed.retain(|uid, one| {
+            let listed = pods
+                .iter()
+                .any(|pod| pod.metadata.uid == *uid && !pod.spec.node_name.is_empty());
+            !listed && now.duration_since(one.since) < ASSUMED
+        });
+    }
+
+    /// Notes a decision until the list of pods has it.
+    pub fn assume(&mut self, uid: &str, node: &str, device: &str, wish: Wish, now: Instant) {
+        self.assumed.insert(
+            uid.to_owned(),
+            Assumed {
+                since: now,
+                node: node.to_owned(),
+                device: device.to_owned(),
+                wish,
+            },
+        );
+    }
+
+    /// Takes that back.
+    pub fn forget(&mut self, uid: &str) {
+        self.assumed.remove(uid);
+    }
+
+    /// Devices of a node with what is left of them, without what the pod of this uid has; `None`:
+    /// the node does not say that it has any.
+    pub fn candidates(&self, node: &str, uid: &str) -> Option<Vec<Candidate>> {
+        let object = self.nodes.iter().find(|one| one.metadata.name == node)?;
+        let said = object.annotation(DEVICES_ANNOTATION)?;
+        let devices: Vec<NodeDevice> = serde_json::from_str(said).ok()?;
+        let mut all: Vec<Candidate> = devices
+            .into_iter()
+            .map(|device| Candidate {
+                node: node.to_owned(),
+                uuid: device.uuid,
+                total_gib: device.gib,
+                free_gib: device.gib,
+                free_share: 1.0,
+                residents: Vec::new(),
+            })
+            .collect();
+        let here = self.pods.iter().filter(|pod| {
+            pod.spec.node_name == node
+                && pod.metadata.uid != uid
+                && !self.assumed.contains_key(&pod.metadata.uid)
+        });
+        let listed = here.filter_map(|pod| {
+            let wish = pod.wish().ok().flatten()?;
+            Some((pod.annotation(DEVICE_ANNOTATION).unwrap_or_default(), wish))
+        });
+        let assumed = self.assumed.iter();
+        let assumed = assumed
+            .filter(|(of, one)| one.node == node && *of != uid)
+            .map(|(_, one)| (one.device.as_str(), one.wish.clone()));
+        let mut unplaced = Vec::new();
+        for (device, wish) in listed.chain(assumed) {
+            match all.iter_mut().find(|one| one.uuid == device) {
+                Some(one) => take(one, wish),
+                None => unplaced.push(wish),
+            }
+        }
+        // A pod that somebody else has bound is on some device: the kubelet takes the tightest.
+        unplaced.sort_by_key(|wish| std::cmp::Reverse(wish.memory_gib));
+        for wish in unplaced {
+            let fits = |one: &&mut Candidate| one.free_gib >= wish.memory_gib;
+            if let Some(one) = all.iter_mut().filter(fits).min_by_key(|one| one.free_gib) {
+                take(one, wish);
+            }
+        }
+        Some(all)
+    }
+}
+
+fn take(one: &mut Candidate, wish: Wish) {
+    one.free_gib = one.free_gib.saturating_sub(wish.memory_gib);
+    one.free_share -= wish.share.unwrap_or(0.0);
+    one.residents.push(wish.name);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn object(value: serde_json::Value) -> Object {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn pod(uid: &str, node: &str, gib: u64, annotations: serde_json::Value) -> Object {
+        object(json!({
+            "metadata": {"name": uid, "namespace": "d", "uid": uid, "annotations": annotations},
+            "spec": {"nodeName": node, "containers": [
+                {"resources": {"limits": {RESOURCE: gib.to_string()}}},
+                {"name": "sidecar"},
+            ]},
+        }))
+    }
+
+    fn node() -> Object {
+        let devices = r#"[{"uuid":"A","gib":80},{"uuid":"B","gib":40}]"#;
+        object(json!({"metadata": {"name": "n", "annotations": {DEVICES_ANNOTATION: devices}}}))
+    }
+
+    #[test]
+    fn what_is_left_is_what_nobody_was_given() {
+        let now = Instant::now();
+        let mut picture = Picture::default();
+        let pods = vec![
+            pod(
+                "1",
+                "n",
+                30,
+                json!({DEVICE_ANNOTATION: "A", "sublet.dev/share": "0.5"}),
+            ),
+            pod("2", "n", 30, json!({})),
+            pod("3", "m", 30, json!({DEVICE_ANNOTATION: "A"})),
+            pod("4", "", 30, json!({})),
+            object(json!({"metadata": {"name": "plain"}, "spec": {"nodeName": "n"}})),
+        ];
+        picture.set(vec![node()], pods.clone(), now);
+        let left = |picture: &Picture, uid: &str| {
+            let all = picture.candidates("n", uid).unwrap();
+            let left = all.iter().map(|one| (one.free_gib, one.free_share));
+            left.collect::<Vec<_>>()
+        };
+        // The one without a device is counted where it fits most tightly.
+        assert_eq!(left(&picture, "x"), [(50, 0.5), (10, 1.0)]);
+        assert_eq!(
+            left(&picture, "1"),
+            [(80, 1.0), (10, 1.0)],
+            "without itself"
+        );
+        let wish = Wish {
+            memory_gib: 40,
+            share: Some(0.25),
+            ..Wish::default()
+        };
+        picture.assume("4", "n", "A", wish, now);
+        assert_eq!(left(&picture, "x"), [(10, 0.25), (10, 1.0)]);
+        picture.set(vec![node()], pods.clone(), now);
+        assert_eq!(
+            left(&picture, "x"),
+            [(10, 0.25), (10, 1.0)],
+            "not bound yet"
+        );
+        picture.set(vec![node()], pods, now + ASSUMED);
+        assert_eq!(left(&picture, "x"), [(50, 0.5), (10, 1.0)]);
+        assert_eq!(picture.candidates("m", "x"), None);
+    }
+
+    #[test]
+    fn a_pod_that_wants_nothing_of_ours_is_left_alone() {
+        let plain = object(json!({"metadata": {"name": "p", "annotations": null}}));
+        assert_eq!(plain.wish(), Ok(None));
+        let bad = pod("1", "", 3, json!({"sublet.dev/share": "lots"}));
+        assert!(bad.wish().unwrap_err().contains("`lots`"));
+        let wish = pod("1", "", 3, json!(null)).wish().unwrap().unwrap();
+        assert_eq!((wish.memory_gib, wish.share), (3, None));
+    }
+}

@@ -1,0 +1,122 @@
+//! Pods that share a simulated GPU: the plugins beside a kubelet of the tests' own, and what
+//! containers are given by them.
+
+mod api_server;
+mod devices;
+mod dra;
+mod kubelet;
+mod manifests;
+mod raw;
+mod scheduler;
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::Value;
+use tests::{ProgramRun, Running, Sandbox, programs};
+
+use api_server::ApiServer;
+
+const GIB: u64 = 1 << 30;
+
+/// A node: a sandbox with an arbiter, a directory for a kubelet, and an API server.
+struct Node {
+    sandbox: Sandbox,
+    api: ApiServer,
+}
+
+impl Node {
+    fn new() -> Self {
+        let mut sandbox = Sandbox::new();
+        sandbox.set("SUBLET_SIM_CAPACITY", "80GiB");
+        let node = Self {
+            api: ApiServer::start(),
+            sandbox,
+        };
+        fs::create_dir_all(node.kubelet_dir()).expect("a directory");
+        let n1 = serde_json::json!({"metadata": {"name": "n1", "uid": "node-uid"}});
+        node.api.put("/api/v1/nodes/n1", n1);
+        node
+    }
+
+    fn kubelet_dir(&self) -> PathBuf {
+        self.sandbox.path("kubelet")
+    }
+
+    /// One of the plugins; `words` are added to its command line.
+    fn plugin(&self, which: &str, words: &[&str]) -> Running {
+        Running::start(&mut self.command(which, words))
+    }
+
+    fn command(&self, which: &str, words: &[&str]) -> std::process::Command {
+        let mut command = self.sandbox.sublet(["kubernetes", which, "--sim"]);
+        let path = |name: &str| self.sandbox.path(name);
+        command.args(["--node", "n1", "--api-server", &self.api.url]);
+        command.arg("--cdi-dir").arg(path("cdi"));
+        command.arg("--state").arg(path(which));
+        if which == "dra" {
+            command.arg("--kubelet-dir").arg(self.kubelet_dir());
+        } else {
+            let dir = self.kubelet_dir();
+            command.arg("--plugins-dir").arg(dir.join("device-plugins"));
+            command
+                .arg("--pod-resources")
+                .arg(dir.join("pod-resources/kubelet.sock"));
+        }
+        command.args(words);
+        command
+    }
+
+    /// What CDI has of that device, by its full name; `None`: no file names it.
+    fn cdi(&self, id: &str) -> Option<Value> {
+        let (kind, name) = id.split_once('=')?;
+        self.cdi_files().into_iter().find_map(|file| {
+            let text = fs::read_to_string(file).ok()?;
+            let spec: Value = serde_json::from_str(&text).expect("a file is whole at any time");
+            assert_eq!(spec["cdiVersion"], "0.5.0");
+            let devices = spec["devices"].as_array()?.clone();
+            let device = devices.into_iter().find(|device| device["name"] == name)?;
+            (spec["kind"] == kind).then(|| device["containerEdits"].clone())
+        })
+    }
+
+    fn cdi_files(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.sandbox.path("cdi"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        entries.map(|entry| entry.path()).collect()
+    }
+
+    /// A program that takes memory on command, with what CDI gives a container of that device.
+    fn container(&self, id: &str) -> ProgramRun {
+        let edits = self.cdi(id).unwrap_or_else(|| panic!("no CDI device {id}"));
+        let mut command = self.sandbox.command(programs::program("memory"));
+        for variable in edits["env"].as_array().expect("variables") {
+            let variable = variable.as_str().expect("text");
+            let (name, value) = variable.split_once('=').expect("NAME=value");
+            command.env(name, value);
+        }
+        for mount in edits["mounts"].as_array().expect("mounts") {
+            let path = mount["hostPath"].as_str().expect("a path");
+            assert!(fs::exists(path).expect("a look"), "{path} is to be mounted");
+            assert_eq!(mount["hostPath"], mount["containerPath"]);
+        }
+        let mut run = ProgramRun::start(&mut command);
+        assert_eq!(run.ask("init"), "0", "cuInit in the container of {id}");
+        run
+    }
+
+    /// Nothing is left of any pod.
+    fn is_clean(&self) -> bool {
+        self.sandbox
+            .jobs()
+            .iter()
+            .all(|job| job.state == control::JobState::Gone)
+            && self.cdi_files().is_empty()
+            && ["dra", "device-plugin"].iter().all(|state| {
+                let entries = fs::read_dir(self.sandbox.path(state)).into_iter().flatten();
+                entries.flatten().all(|entry| entry.file_name() == "lock")
+            })
+    }
+}

@@ -1,0 +1,188 @@
+//! An API server for tests: it keeps objects by path, and what it was asked.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+
+/// What was asked: method, path with query, body.
+pub type Asked = (String, String, Value);
+
+#[derive(Default)]
+struct Inner {
+    objects: Mutex<BTreeMap<String, Value>>,
+    asked: Mutex<Vec<Asked>>,
+    away: AtomicBool,
+}
+
+/// The server; it serves until the test's process ends.
+pub struct ApiServer {
+    inner: Arc<Inner>,
+    pub url: String,
+}
+
+impl ApiServer {
+    pub fn start() -> Self {
+        let inner = Arc::<Inner>::default();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let own = Arc::clone(&inner);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let inner = Arc::clone(&own);
+                std::thread::spawn(move || inner.serve(&stream));
+            }
+        });
+        Self { inner, url }
+    }
+
+    /// Puts an object at a path.
+    pub fn put(&self, path: &str, object: Value) {
+        self.inner
+            .objects
+            .lock()
+            .unwrap()
+            .insert(path.into(), object);
+    }
+
+    pub fn get(&self, path: &str) -> Option<Value> {
+        self.inner.objects.lock().unwrap().get(path).cloned()
+    }
+
+    pub fn remove(&self, path: &str) {
+        self.inner.objects.lock().unwrap().remove(path);
+    }
+
+    /// All that it was asked to change.
+    pub fn changes(&self) -> Vec<Asked> {
+        let asked = self.inner.asked.lock().unwrap();
+        asked
+            .iter()
+            .filter(|(method, ..)| method != "GET")
+            .cloned()
+            .collect()
+    }
+
+    /// From here on it hangs up on everybody, or serves again.
+    pub fn is_away(&self, away: bool) {
+        self.inner.away.store(away, Ordering::SeqCst);
+    }
+}
+
+impl Inner {
+    fn serve(&self, stream: &TcpStream) {
+        let _ = stream.set_read_timeout(Some(tests::PATIENCE));
+        let mut reader = BufReader::new(stream);
+        while let Some((method, path, body)) = read(&mut reader) {
+            if self.away.load(Ordering::SeqCst) {
+                return;
+            }
+            let (status, answer) = self.answer(&method, &path, body);
+            let text = answer.to_string();
+            let said = format!(
+                "HTTP/1.1 {status} x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{text}",
+                text.len()
+            );
+            let mut writer: &TcpStream = stream;
+            if writer.write_all(said.as_bytes()).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn answer(&self, method: &str, whole: &str, body: Value) -> (u16, Value) {
+        self.asked
+            .lock()
+            .unwrap()
+            .push((method.into(), whole.into(), body.clone()));
+        let path = whole.split('?').next().unwrap_or_default();
+        let mut objects = self.objects.lock().unwrap();
+        let missing = (404, json!({"message": "not found"}));
+        match method {
+            "GET" => {
+                if let Some(object) = objects.get(path) {
+                    return (200, object.clone());
+                }
+                let below = |at: &&String| {
+                    let name = at.rsplit_once('/');
+                    let pods = path == "/api/v1/pods" && at.contains("/pods/");
+                    pods || name.is_some_and(|(folder, _)| folder == path)
+                };
+                let items: Vec<Value> = objects
+                    .iter()
+                    .filter(|(at, _)| below(at))
+                    .map(|(_, object)| object.clone())
+                    .collect();
+                if items.is_empty() && !whole.contains("limit=") {
+                    return missing;
+                }
+                (200, json!({"metadata": {}, "items": items}))
+            }
+            "POST" => {
+                if path.ends_with("/binding") {
+                    let pod = path.trim_end_matches("/binding");
+                    let Some(object) = objects.get_mut(pod) else {
+                        return missing;
+                    };
+                    object["spec"]["nodeName"] = body["target"]["name"].clone();
+                    return (201, json!({}));
+                }
+                let name = body["metadata"]["name"].as_str().unwrap_or("x");
+                objects.insert(format!("{path}/{name}"), body.clone());
+                (201, body)
+            }
+            "PUT" => {
+                objects.insert(path.into(), body.clone());
+                (200, body)
+            }
+            "PATCH" => {
+                let path = path.trim_end_matches("/status");
+                let Some(object) = objects.get_mut(path) else {
+                    return missing;
+                };
+                merge(object, &body);
+                (200, object.clone())
+            }
+            _ => (405, json!({"message": "not here"})),
+        }
+    }
+}
+
+fn merge(into: &mut Value, from: &Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (name, value) in from {
+                merge(into.entry(name).or_insert(Value::Null), value);
+            }
+        }
+        (into, from) => *into = from.clone(),
+    }
+}
+
+fn read(reader: &mut BufReader<&TcpStream>) -> Option<(String, String, Value)> {
+    let mut line = String::new();
+    reader
+        .read_line(&mut line)
+        .ok()
+        .filter(|length| *length > 0)?;
+    let mut words = line.split_ascii_whitespace();
+    let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
+    let mut length = 0;
+    loop {
+        let mut field = String::new();
+        reader.read_line(&mut field).ok()?;
+        let Some((name, value)) = field.trim().split_once(':') else {
+            break;
+        };
+        if name.eq_ignore_ascii_case("content-length") {
+            length = value.trim().parse().ok()?;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
+    Some((method, path, body))
+}

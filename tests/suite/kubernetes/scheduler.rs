@@ -1,0 +1,287 @@
+//! The scheduler extender, on what kube-scheduler sends (types of `extender/v1`).
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+
+use serde_json::{Value, json};
+use tests::{Running, Sandbox};
+
+use super::api_server::ApiServer;
+
+/// A question of filter and prioritize, as kube-scheduler writes it: Go's names of the fields.
+const ARGS: &str = include_str!("../../../kubernetes/data/extender-args.json");
+
+struct Extender {
+    api: ApiServer,
+    process: Running,
+    address: String,
+    _sandbox: Sandbox,
+}
+
+impl Extender {
+    fn start() -> Self {
+        let (sandbox, api) = (Sandbox::new(), ApiServer::start());
+        let mut command = sandbox.sublet(["kubernetes", "extender", "--listen", "127.0.0.1:0"]);
+        command.args(["--api-server", &api.url]);
+        command.stderr(std::process::Stdio::piped());
+        let mut child = command.spawn().expect("an extender");
+        let mut line = String::new();
+        let stderr = child.stderr.take().expect("a pipe");
+        BufReader::new(stderr)
+            .read_line(&mut line)
+            .expect("its first line");
+        let address = line
+            .trim()
+            .rsplit_once("http://")
+            .expect("an address")
+            .1
+            .to_owned();
+        Self {
+            api,
+            process: Running::of(child),
+            address,
+            _sandbox: sandbox,
+        }
+    }
+
+    /// Status and JSON of the answer to a question.
+    fn ask(&self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
+        let mut stream = TcpStream::connect(&self.address).expect("it listens");
+        stream
+            .set_read_timeout(Some(tests::PATIENCE))
+            .expect("a limit");
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).expect("sent");
+        // Refused by its head, it may not be read to its end.
+        let _ = stream.write_all(body);
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        let status = answer
+            .split(' ')
+            .nth(1)
+            .and_then(|status| status.parse().ok());
+        let (_, body) = answer
+            .split_once("\r\n\r\n")
+            .unwrap_or_else(|| panic!("{answer:?}"));
+        (
+            status.expect("a status"),
+            serde_json::from_str(body).unwrap_or(Value::Null),
+        )
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Value {
+        let (status, answer) = self.ask("POST", path, body.to_string().as_bytes());
+        assert_eq!(status, 200, "{answer}");
+        answer
+    }
+
+    /// Puts a node with these devices.
+    fn node(&self, name: &str, devices: &str) {
+        let annotations = json!({"sublet.dev/devices": devices});
+        let node = json!({"metadata": {"name": name, "annotations": annotations}});
+        self.api.put(&format!("/api/v1/nodes/{name}"), node);
+    }
+
+    /// Puts a pod that waits, and returns what asks for a place for it.
+    fn pod(&self, name: &str, gib: u32, share: Option<&str>) -> Value {
+        let mut args: Value = serde_json::from_str(ARGS).expect("JSON");
+        let pod = &mut args["Pod"];
+        pod["metadata"]["name"] = json!(name);
+        pod["metadata"]["uid"] = json!(format!("uid-of-{name}"));
+        pod["metadata"]["annotations"] = match share {
+            Some(share) => json!({"sublet.dev/share": share}),
+            None => json!({}),
+        };
+        let limits = json!({"sublet.dev/gpu-mem-gib": gib.to_string()});
+        pod["spec"]["containers"][0]["resources"]["limits"] = limits;
+        self.api.put(&path(name), pod.clone());
+        args
+    }
+
+    fn bind(&self, name: &str, node: &str) -> Result<Value, String> {
+        let asked = json!({
+            "PodName": name, "PodNamespace": "default",
+            "PodUID": format!("uid-of-{name}"), "Node": node,
+        });
+        let answer = self.post("/bind", &asked);
+        match answer["Error"].as_str().expect("text") {
+            "" => Ok(self.api.get(&path(name)).expect("the pod")),
+            error => Err(error.to_owned()),
+        }
+    }
+}
+
+fn path(name: &str) -> String {
+    format!("/api/v1/namespaces/default/pods/{name}")
+}
+
+const TWO: &str = r#"[{"uuid":"GPU-a","gib":80},{"uuid":"GPU-b","gib":80}]"#;
+const ONE: &str = r#"[{"uuid":"GPU-c","gib":40}]"#;
+
+#[test]
+fn pods_go_where_memory_and_time_are_left() {
+    let extender = Extender::start();
+    extender.node("n1", TWO);
+    extender.node("n2", ONE);
+    let args = extender.pod("first", 60, Some("0.5"));
+    let filtered = extender.post("/filter", &args);
+    assert_eq!(filtered["NodeNames"], json!(["n1"]));
+    let why = filtered["FailedNodes"]["n2"].as_str().expect("a reason");
+    assert!(
+        why.contains("GPU-c has 40 GiB free of 40, and 60 are asked for"),
+        "{why}"
+    );
+    let why = filtered["FailedNodes"]["n3"].as_str().expect("a reason");
+    assert!(why.contains("n3 says of no device"), "{why}");
+    assert_eq!(filtered["Error"], "");
+
+    let args = extender.pod("second", 30, Some("0.6"));
+    let scores = extender.post("/prioritize", &args);
+    let score = |host: &str| {
+        let all = scores.as_array().expect("a list");
+        let one = all.iter().find(|one| one["Host"] == host).expect("a host");
+        one["Score"].as_i64().expect("a number")
+    };
+    assert!(score("n2") > score("n1") && score("n3") == 0, "{scores}");
+    assert!((0..=10).contains(&score("n2")), "{scores}");
+
+    let pod = extender.bind("first", "n1").expect("bound");
+    assert_eq!(pod["spec"]["nodeName"], "n1");
+    assert_eq!(pod["metadata"]["annotations"]["sublet.dev/gpu"], "GPU-a");
+    let reason = &pod["metadata"]["annotations"]["sublet.dev/decision"];
+    assert!(
+        reason
+            .as_str()
+            .expect("text")
+            .contains("20 of 80 GiB stay free"),
+        "{reason}"
+    );
+    // 20 GiB and half of the time are left of GPU-a, all of GPU-b.
+    let pod = extender.bind("second", "n1").expect("bound");
+    assert_eq!(pod["metadata"]["annotations"]["sublet.dev/gpu"], "GPU-b");
+    extender.pod("third", 50, Some("0.1"));
+    extender
+        .bind("third", "n1")
+        .expect("bound beside the second one");
+    let args = extender.pod("fourth", 20, Some("0.6"));
+    let filtered = extender.post("/filter", &args);
+    assert_eq!(
+        filtered["NodeNames"],
+        json!(["n2"]),
+        "no time is left on n1"
+    );
+    let error = extender.bind("fourth", "n1").expect_err("refused");
+    assert!(
+        error.contains("share of 0.5 free, and 0.6 is asked for"),
+        "{error}"
+    );
+    // It was not bound, so nothing of it is counted.
+    extender.bind("fourth", "n2").expect("bound");
+    let bindings = extender.api.changes().into_iter();
+    let bindings = bindings.filter(|(_, path, _)| path.ends_with("/binding"));
+    assert_eq!(bindings.count(), 4);
+}
+
+#[test]
+fn pods_without_a_wish_pass_and_those_with_nonsense_say_why() {
+    let extender = Extender::start();
+    extender.node("n1", TWO);
+    let mut args = extender.pod("plain", 1, None);
+    args["Pod"]["spec"]["containers"][0]["resources"] = json!({});
+    let filtered = extender.post("/filter", &args);
+    assert_eq!(
+        filtered["NodeNames"], args["NodeNames"],
+        "no GPU is asked for"
+    );
+    let args = extender.pod("unsaid", 1, None);
+    assert_eq!(
+        extender.post("/filter", &args)["NodeNames"],
+        json!(["n1"]),
+        "no annotation"
+    );
+    let args = extender.pod("wrong", 1, Some("a lot"));
+    let filtered = extender.post("/filter", &args);
+    assert_eq!(filtered["NodeNames"], json!([]));
+    let why = filtered["FailedAndUnresolvableNodes"]["n1"]
+        .as_str()
+        .expect("a reason");
+    assert!(why.contains("`a lot`"), "{why}");
+
+    // Nodes as objects, where the scheduler does not cache them.
+    let mut args = extender.pod("objects", 1, None);
+    let items = json!([{"metadata": {"name": "n1"}}, {"metadata": {"name": "n2"}}]);
+    args["Nodes"] = json!({"kind": "NodeList", "items": items});
+    args["NodeNames"] = Value::Null;
+    let filtered = extender.post("/filter", &args);
+    assert_eq!(
+        filtered["Nodes"]["items"],
+        json!([{"metadata": {"name": "n1"}}])
+    );
+    assert_eq!(filtered["NodeNames"], Value::Null);
+    assert_eq!(filtered["Nodes"]["kind"], "NodeList");
+}
+
+#[test]
+fn bad_questions_are_answered_and_the_next_one_too() {
+    let mut extender = Extender::start();
+    extender.node("n1", ONE);
+    for (method, path, body, status) in [
+        ("POST", "/filter", &b"{\"Pod\":"[..], 400),
+        ("POST", "/filter", b"[1]", 400),
+        ("POST", "/bind", b"{\"PodName\":7}", 400),
+        ("POST", "/nothing", b"{}", 404),
+        ("DELETE", "/filter", b"{}", 405),
+        ("GET", "/healthz", b"", 200),
+    ] {
+        let (got, answer) = extender.ask(method, path, body);
+        assert_eq!(got, status, "{method} {path}: {answer}");
+    }
+    let answer = extender.post("/filter", &json!({}));
+    assert!(
+        answer["Error"]
+            .as_str()
+            .expect("text")
+            .contains("names no pod")
+    );
+    for (name, value) in [("PodNamespace", "../.."), ("Node", "n1?x"), ("PodName", "")] {
+        let mut asked = json!({"PodName": "p", "PodNamespace": "d", "PodUID": "u", "Node": "n1"});
+        asked[name] = json!(value);
+        let error = extender.post("/bind", &asked)["Error"].to_string();
+        assert!(error.contains("is no name"), "{error}");
+    }
+    let mut stream = TcpStream::connect(&extender.address).expect("it listens");
+    let head = "POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n";
+    stream.write_all(head.as_bytes()).expect("sent");
+    let mut answer = String::new();
+    stream
+        .set_read_timeout(Some(tests::PATIENCE))
+        .expect("a limit");
+    let _ = BufReader::new(stream).read_line(&mut answer);
+    assert!(answer.contains("413"), "{answer:?}");
+
+    // A decision for a device that vanished, a pod made anew, an API server that is away.
+    let args = extender.pod("p", 10, None);
+    extender.node("n1", "[]");
+    tests::wait_until("the extender has seen it", || {
+        let filtered = extender.post("/filter", &args);
+        (filtered["NodeNames"] == json!([])).then_some(())
+    });
+    let error = extender.bind("p", "n1").expect_err("vanished");
+    assert!(error.contains("no device has the memory"), "{error}");
+    extender.node("n1", "not JSON");
+    extender.api.is_away(true);
+    let error = extender.bind("p", "n1").expect_err("away");
+    assert!(error.contains("does not answer"), "{error}");
+    extender.api.is_away(false);
+    extender.node("n1", ONE);
+    tests::wait_until("it decides again", || extender.bind("p", "n1").ok());
+    let mut again = extender.pod("p", 10, None)["Pod"].clone();
+    again["metadata"]["uid"] = json!("another");
+    extender.api.put(&path("p"), again);
+    let error = extender.bind("p", "n1").expect_err("made anew");
+    assert!(error.contains("is another now"), "{error}");
+    assert!(!extender.process.has_ended());
+}
