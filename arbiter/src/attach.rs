@@ -231,7 +231,7 @@ impl Arbiter {
             let text = "no job has this token: start the program with `sublet run`";
             return Verdict::Out(NotIn::new(Outcome::UnknownToken, text));
         };
-        if uid != tenant.uid && uid != 0 {
+        if uid != tenant.uid && uid != 0 && !tenant.spec.any_user {
             let text = format!(
                 "the job belongs to user {}, this process to {uid}",
                 tenant.uid

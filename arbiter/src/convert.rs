@@ -109,6 +109,7 @@ pub fn spec(mut job: JobSpec, name: String, now_unix_ms: u64) -> Spec {
         simulated: job.simulated,
         evicted: job.evicted,
         strict: job.strict,
+        any_user: job.any_user,
     }
 }
 
@@ -132,6 +133,7 @@ pub fn job_spec(spec: &Spec) -> JobSpec {
         simulated: spec.simulated,
         evicted: spec.evicted,
         strict: spec.strict,
+        any_user: spec.any_user,
     }
 }
 

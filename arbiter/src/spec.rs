@@ -34,6 +34,8 @@ pub struct Spec {
     pub evicted: bool,
     /// It is ended where a process of it uses a device outside its limits.
     pub strict: bool,
+    /// Its processes may be of any user.
+    pub any_user: bool,
 }
 
 impl Spec {

@@ -318,6 +318,7 @@ pub(crate) fn example(id: u64, name: &str) -> Tenant {
         simulated: true,
         evicted: false,
         strict: false,
+        any_user: false,
     };
     Tenant::new(
         TenantId(id),

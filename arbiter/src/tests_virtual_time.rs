@@ -121,6 +121,10 @@ impl World {
     }
 
     fn register(&mut self, name: &str, share: f64) -> (TenantId, String) {
+        self.register_as(name, share, false)
+    }
+
+    fn register_as(&mut self, name: &str, share: f64, any_user: bool) -> (TenantId, String) {
         let peer = Peer {
             pid: own_pid(),
             uid: rustix::process::getuid().as_raw(),
@@ -132,6 +136,7 @@ impl World {
             },
             name: name.into(),
             simulated: true,
+            any_user,
             ..JobSpec::default()
         };
         match self.arbiter.register(spec, peer) {
@@ -248,4 +253,27 @@ fn a_whole_arbiter_is_stepped_without_a_clock_or_a_socket_and_twice_the_same() {
     let first = scenario();
     // Time and random numbers come from the test: nothing is left to chance.
     assert_eq!(first, scenario());
+}
+
+#[test]
+fn a_token_counts_for_its_user_unless_the_job_is_for_any() {
+    let other = rustix::process::getuid().as_raw() + 1;
+    let lets_in = |world: &mut World, token: &str| {
+        let who = (own_pid(), other);
+        let verdict = world
+            .arbiter
+            .judge(&hello(token, None), &None, who, false, world.now_ns);
+        matches!(verdict, Verdict::In(_))
+    };
+    let mut world = World::new();
+    let (_, own) = world.register("own", 0.25);
+    let (_, pod) = world.register_as("pod", 0.25, true);
+    assert!(!lets_in(&mut world, &own));
+    assert!(lets_in(&mut world, &pod));
+    // The next arbiter knows which is which.
+    world.attach(&own, None);
+    world.attach(&pod, None);
+    let mut world = world.restart();
+    assert!(!lets_in(&mut world, &own));
+    assert!(lets_in(&mut world, &pod));
 }

@@ -124,6 +124,9 @@ pub struct JobSpec {
     pub evicted: bool,
     /// It is ended where a process of it uses a device outside its limits.
     pub strict: bool,
+    /// A process that presents its token belongs to it, whatever its user: a container's processes
+    /// seldom run as the user who registers for them.
+    pub any_user: bool,
 }
 
 /// A quota file that some of a job's settings come from. An arbiter that has read that very file
@@ -263,6 +266,7 @@ mod tests {
             simulated: true,
             evicted: true,
             strict: true,
+            any_user: true,
         }));
     }
 

@@ -135,6 +135,7 @@ impl Node {
             command: vec!["kubernetes".into(), title.into()],
             driver: self.driver.clone(),
             simulated: self.simulated.is_some(),
+            any_user: true,
             ..JobSpec::default()
         }
     }

@@ -163,6 +163,7 @@ fn prepare(args: Run) -> Result<Ready> {
         simulated: driver.simulated.is_some(),
         evicted: false,
         strict: args.strict,
+        any_user: false,
     };
     let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
     if args.strict {
