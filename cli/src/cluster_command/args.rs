@@ -31,6 +31,8 @@ pub enum ClusterCommand {
     Status(Show),
     /// Show what was decided, and why
     Log(Log),
+    /// Ask where a job of another engine should run; nothing is started
+    Decide(Decide),
     /// Give a node up: what runs there is counted as lost
     Forget(Forget),
     /// What the arbiter starts beside each job
@@ -187,6 +189,15 @@ pub struct Log {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Decide {
+    #[command(flatten)]
+    pub hook: Hook,
+    /// The question as JSON, the body of POST /v1/decide; `-`: from standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -13,6 +13,7 @@ use cluster::live::clock::Reading;
 use cluster::live::hook::{Config, Hook, MOST_SIGNAL_S, TrialConfig};
 use cluster::live::http::client::Client;
 use cluster::live::http::server;
+use cluster::live::placement::{DecideRequest, Decided};
 use cluster::live::service::{self, Service};
 use cluster::live::wire::{DecisionView, HookStatus, JobView, Submission};
 use policy::cluster::Choice;
@@ -21,7 +22,7 @@ use serde_json::{Value, json};
 use crate::exit::Result;
 use crate::json::object;
 use crate::table::{Align, Table};
-use args::{Cancel, ClusterCommand, Forget, Log, Serve, Show, Submit};
+use args::{Cancel, ClusterCommand, Decide, Forget, Log, Serve, Show, Submit};
 
 /// TIMEOUT: the hook syncs a disk before it answers.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -38,6 +39,7 @@ pub fn cluster(args: &args::Cluster) -> Result<String> {
         ClusterCommand::Cancel(args) => cancel(args),
         ClusterCommand::Status(args) => status(args),
         ClusterCommand::Log(args) => log(args),
+        ClusterCommand::Decide(args) => decide(args),
         ClusterCommand::Forget(args) => forget(args),
         ClusterCommand::RunJob { dir } => node::run_job(dir),
     };
@@ -315,6 +317,19 @@ fn log(args: &Log) -> anyhow::Result<String> {
         )
     };
     Ok(lines.iter().map(line).collect())
+}
+
+fn decide(args: &Decide) -> anyhow::Result<String> {
+    let text = if args.file.as_os_str() == "-" {
+        io::read_to_string(io::stdin())
+    } else {
+        std::fs::read_to_string(&args.file)
+    };
+    let text = text.with_context(|| format!("{} cannot be read", args.file.display()))?;
+    let asked: DecideRequest = serde_json::from_str(&text)
+        .with_context(|| format!("{} is no question", args.file.display()))?;
+    let decided: Decided = client(&args.hook)?.ask("POST", "/v1/decide", Some(&asked))?;
+    Ok(object(serde_json::to_value(decided)?))
 }
 
 fn forget(args: &Forget) -> anyhow::Result<String> {

@@ -147,17 +147,12 @@ impl Placer for LivePlacer {
                     .place(state, &mut left.clone(), job, gpus)
                     .filter(one_node)
             };
+            if left.total() < gpus {
+                continue;
+            }
             let found = try_in(&left).or_else(|| {
-                (0..left.nodes()).find_map(|node| {
-                    let mut only = left.clone();
-                    (0..left.nodes())
-                        .filter(|other| *other != node)
-                        .for_each(|other| {
-                            let mut hidden = Vec::new();
-                            only.take_on(other, 64, &mut hidden);
-                        });
-                    try_in(&only)
-                })
+                let mut nodes = (0..left.nodes()).filter(|node| left.on(*node) >= gpus);
+                nodes.find_map(|node| try_in(&left.only(|other| other == node)))
             });
             if let Some(found) = found {
                 return Some(take(free, &found));

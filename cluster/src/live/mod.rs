@@ -1,7 +1,7 @@
 //! The live hook: what the simulator does in virtual time, done to real jobs on real nodes.
 //!
-//! * [`wire`]: the messages, JSON over HTTP; [`http`]: connections, their bounds and deadlines;
-//!   [`auth`]: how both sides authenticate; [`openapi`]: the document.
+//! * [`wire`] and [`placement`]: the messages, JSON over HTTP; [`http`]: connections, their bounds
+//!   and deadlines; [`auth`]: how both sides authenticate; [`openapi`]: the document.
 //! * [`store`]: what survives `kill -9`; [`records`]: in which form.
 //! * [`hook`]: the state machine around the same [`policy::cluster::Scheduler`]; [`adapt`]: what
 //!   live nodes add to pure policies.
@@ -19,6 +19,7 @@ pub mod engine;
 pub mod hook;
 pub mod http;
 pub mod openapi;
+pub mod placement;
 pub mod process;
 pub mod records;
 pub mod routes;

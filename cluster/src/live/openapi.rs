@@ -25,8 +25,8 @@ pub static DOCUMENT: LazyLock<String> = LazyLock::new(|| {
         description = "Nodes report, jobs are submitted, decisions are carried out. Each connection begins with GET /v1/session; every request after it carries `Authorization: Sublet seq=N digest=SHA256 code=HMAC`, and every answer `Sublet-Code: HMAC`, as docs/how-to/cluster.md says. The token never travels."
     ),
     paths(
-        session, document, health, status, decisions, jobs, submit, job, cancel, register, report,
-        forget, kinds, feed
+        session, document, health, status, decisions, decide, jobs, submit, job, cancel, register,
+        report, forget, kinds, feed
     ),
     components(schemas(Problem)),
     security(("token" = [])),
@@ -106,6 +106,7 @@ mod tests {
     use serde_json::Value;
 
     use super::DOCUMENT;
+    use crate::live::placement::{Candidate, DecideRequest, Decided, JobProfile, Unfit};
     use crate::live::routes::ROUTES;
     use crate::live::wire::{
         Ack, DecisionView, Device, Ended, Fed, FedPair, Feed, Health, HookId, HookStatus, JobPhase,
@@ -137,7 +138,7 @@ mod tests {
             .map(|route| (route.method.to_owned(), route.path.clone()))
             .collect();
         assert_eq!(described, served);
-        assert_eq!(served.len(), 14);
+        assert_eq!(served.len(), 15);
         for route in ROUTES.iter() {
             let operation = &document["paths"][&route.path][route.method.to_lowercase()];
             assert_eq!(
@@ -217,6 +218,11 @@ mod tests {
         check("Fed", json(Fed::default()));
         check("HookStatus", json(HookStatus::default()));
         check("Health", json(Health::default()));
+        check("DecideRequest", json(DecideRequest::default()));
+        check("JobProfile", json(JobProfile::default()));
+        check("Candidate", json(Candidate::default()));
+        check("Decided", json(Decided::default()));
+        check("Unfit", json(Unfit::default()));
         check("Problem", serde_json::json!({"error": {}}));
         check("ControlError", json(control::ControlError::default()));
         let mut choice = |name: &str, samples: Vec<Value>| {

@@ -21,6 +21,7 @@ use utoipa::openapi::HttpMethod;
 use super::auth::Challenge;
 use super::http::server::{Response, problem};
 use super::openapi;
+use super::placement::{DecideRequest, Decided};
 use super::service::{Service, refusal};
 use super::wire::{
     DecisionView, Fed, Feed, Health, HookStatus, JobView, KindView, Orders, Registration, Report,
@@ -69,7 +70,7 @@ where
 }
 
 /// The whole API.
-fn table() -> [(Route, MethodRouter<Arc<Service>>); 14] {
+fn table() -> [(Route, MethodRouter<Arc<Service>>); 15] {
     const OPEN: bool = true;
     const PROVEN: bool = false;
     [
@@ -78,6 +79,7 @@ fn table() -> [(Route, MethodRouter<Arc<Service>>); 14] {
         row::<__path_health, _, _>(OPEN, health),
         row::<__path_status, _, _>(PROVEN, status),
         row::<__path_decisions, _, _>(PROVEN, decisions),
+        row::<__path_decide, _, _>(PROVEN, decide),
         row::<__path_jobs, _, _>(PROVEN, jobs),
         row::<__path_submit, _, _>(PROVEN, submit),
         row::<__path_job, _, _>(PROVEN, job),
@@ -226,6 +228,17 @@ async fn decisions(State(service): Served, RawQuery(query): RawQuery) -> Respons
             "`above` is no number",
         )),
     })
+}
+
+/// Where a job of another engine should run; nothing is started or kept.
+#[utoipa::path(
+    post,
+    path = "/v1/decide",
+    request_body = DecideRequest,
+    responses((status = 200, description = "Done.", body = Decided)),
+)]
+async fn decide(State(service): Served, Asked(asked): Asked<DecideRequest>) -> Response {
+    service.with(200, |hook| hook.decide_for(&asked))
 }
 
 /// All jobs.

@@ -815,6 +815,21 @@ mod tests {
             ("POST", "/v1/nodes/n/report", "{}", 404, "unknown_node"),
             ("PUT", "/v1/nodes/n", "{}", 409, "version 1"),
             ("GET", "/v1/decisions?above=x", "", 400, "above"),
+            ("POST", "/v1/decide", "{}", 400, "no candidates"),
+            (
+                "POST",
+                "/v1/decide",
+                r#"{"candidates":[{"node":"n","uuid":"u"}],"job":{"share":7}}"#,
+                400,
+                "share of the job is 7",
+            ),
+            (
+                "POST",
+                "/v1/decide",
+                r#"{"candidates":[{"node":"n","uuid":"u","total_bytes":9}]}"#,
+                200,
+                r#""device":"u""#,
+            ),
         ] {
             let (got, text) = ask(&service, method, path, body);
             assert_eq!(got, status, "{method} {path}: {text}");

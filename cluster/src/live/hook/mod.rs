@@ -18,6 +18,7 @@ mod decide;
 mod jobs;
 mod nodes;
 mod pairs;
+mod place;
 mod rebuild;
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ use policy::cluster::{Choice, ClusterState, JobId, Scheduler};
 
 use super::adapt::{self, Past, Shared};
 use super::clock::{Clock, Now, Reading};
+use super::placement::JobProfile;
 use super::records::{Changes, JobRecord, Kept, NodeRecord, PairRecord, Solo};
 use super::store::{Store, StoreError};
 use super::wire::{DecisionView, HookId, Order, RunId, WaitMatrix, What};
@@ -143,6 +145,8 @@ struct NodeEntry {
     /// As last reported to the policies.
     up: bool,
     waits: Vec<WaitMatrix>,
+    /// Jobs of each device, as last reported.
+    residents: BTreeMap<String, Vec<JobProfile>>,
 }
 
 /// The hook.

@@ -216,6 +216,10 @@ impl Hook {
         }
         if let Some(arbiter) = &report.arbiter {
             self.on_metered(name, arbiter, &report.runs);
+            let residents = self.residents(arbiter);
+            if let Some(entry) = self.nodes.get_mut(name) {
+                entry.residents = residents;
+            }
         }
         let mut settled = Vec::new();
         for run in &report.runs {

@@ -17,6 +17,7 @@ mod hook;
 mod jobs;
 mod nodes;
 mod pairs;
+mod place;
 
 const BEGIN_MS: u64 = 1_000_000;
 

@@ -1,0 +1,308 @@
+//! Decisions for other engines.
+
+use super::*;
+use crate::live::placement::{Candidate, DecideRequest, Decided, JobProfile};
+
+const GIB: u64 = 1 << 30;
+
+fn job(kind: &str, share: f64, gib: u64) -> JobProfile {
+    JobProfile {
+        id: format!("{kind}.1"),
+        kind: kind.into(),
+        share: Some(share),
+        mem_bytes: Some(gib * GIB),
+        ..JobProfile::default()
+    }
+}
+
+fn device(node: &str, uuid: &str, residents: Vec<JobProfile>) -> Candidate {
+    Candidate {
+        node: node.into(),
+        uuid: uuid.into(),
+        name: "T4".into(),
+        total_bytes: 16 * GIB,
+        residents,
+        ..Candidate::default()
+    }
+}
+
+fn hook(packer: Option<&str>) -> (tempfile::TempDir, Hook) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = Config::default();
+    config.choice.packer = packer.map(str::to_owned);
+    let hook = Hook::open(dir.path(), config, BEGIN_MS).unwrap();
+    (dir, hook)
+}
+
+fn decide(hook: &Hook, job: JobProfile, candidates: Vec<Candidate>) -> Decided {
+    hook.decide_for(&DecideRequest { job, candidates }).unwrap()
+}
+
+#[test]
+fn an_empty_device_is_chosen_first_and_then_the_one_with_space() {
+    let (_dir, hook) = hook(Some("trial"));
+    let there = || JobProfile {
+        busy: Some(0.4),
+        confidence: Some(0.8),
+        ..job("other", 0.5, 8)
+    };
+    let full = job("full", 0.9, 15);
+    let asked = JobProfile {
+        busy: Some(0.9),
+        confidence: Some(1.0),
+        ..job("new", 0.5, 6)
+    };
+    let both = decide(
+        &hook,
+        asked.clone(),
+        vec![
+            device("a", "GPU-0", vec![there()]),
+            device("b", "GPU-1", Vec::new()),
+        ],
+    );
+    assert_eq!((both.node.as_str(), both.device.as_str()), ("b", "GPU-1"));
+    assert_eq!((both.expected_slowdown, both.confidence), (Some(1.0), 1.0));
+    assert!(both.reason.contains("alone"), "{}", both.reason);
+    let beside = decide(
+        &hook,
+        asked,
+        vec![
+            device("a", "GPU-0", vec![full]),
+            device("b", "GPU-1", vec![there()]),
+        ],
+    );
+    assert_eq!(
+        (beside.node.as_str(), beside.device.as_str()),
+        ("b", "GPU-1")
+    );
+    assert_eq!(
+        (beside.share, &*beside.beside),
+        (0.5, &["other.1".to_owned()][..])
+    );
+    // Both are busy for 1.3 of the device in all, and no more is promised than 0.5 of its time.
+    assert!(
+        (beside.expected_slowdown.unwrap() - 1.3).abs() < 1e-9,
+        "{beside:?}"
+    );
+    assert!((beside.confidence - 0.4).abs() < 1e-9, "{beside:?}");
+    assert_eq!(beside.unfit.len(), 1);
+    assert!(
+        beside.unfit[0].reason.contains("1GiB of 16GiB"),
+        "{beside:?}"
+    );
+}
+
+#[test]
+fn a_measured_pair_decides_and_says_so() {
+    let (_dir, mut hook) = hook(Some("trial"));
+    let mut measured = |kinds: [&str; 2], rates| {
+        let kinds = kinds.map(str::to_owned);
+        let pair = PairRecord {
+            gpu: "T4".into(),
+            gpus: 1,
+            kinds: kinds.clone(),
+            rates,
+            unix_ms: 1,
+        };
+        hook.pairs.insert(("T4".into(), 1, kinds), pair);
+    };
+    measured(["bad", "new"], [0.4, 0.4]);
+    measured(["good", "new"], [0.9, 0.8]);
+    let bad = || device("a", "GPU-0", vec![job("bad", 0.5, 4)]);
+    let good = || device("b", "GPU-0", vec![job("good", 0.5, 4)]);
+    let chosen = decide(&hook, job("new", 0.25, 4), vec![bad(), good()]);
+    assert_eq!((chosen.node.as_str(), chosen.confidence), ("b", 0.9));
+    assert_eq!(chosen.expected_slowdown, Some(1.25));
+    let waits = decide(&hook, job("new", 0.25, 4), vec![bad()]);
+    assert_eq!((waits.node.as_str(), waits.expected_slowdown), ("", None));
+    assert!(
+        waits.reason.contains("takes none of the pairs"),
+        "{}",
+        waits.reason
+    );
+    // The other way round: who came first does not matter to the packer.
+    let turned = device("a", "GPU-0", vec![job("new", 0.5, 4)]);
+    let turned = decide(&hook, job("bad", 0.25, 4), vec![turned]);
+    assert_eq!(turned.node, "", "{turned:?}");
+}
+
+#[test]
+fn without_a_packer_a_job_waits_for_an_empty_device() {
+    let (_dir, hook) = hook(None);
+    let carries = device("a", "GPU-0", vec![job("other", 0.5, 4)]);
+    let waits = decide(&hook, job("new", 0.25, 4), vec![carries]);
+    assert!(
+        waits.devices.is_empty() && waits.reason.contains("no packer"),
+        "{waits:?}"
+    );
+}
+
+#[test]
+fn several_jobs_of_a_device_count_together() {
+    let (_dir, hook) = hook(Some("trial"));
+    let jobs = || vec![job("x", 0.25, 4), job("y", 0.5, 4)];
+    let three = decide(
+        &hook,
+        job("new", 0.25, 4),
+        vec![device("a", "GPU-0", jobs())],
+    );
+    assert_eq!(three.beside, ["x.1", "y.1"]);
+    // Nothing is known of how busy they are, and a quarter is promised.
+    assert_eq!(
+        (three.expected_slowdown, three.confidence),
+        (Some(3.0), 0.0)
+    );
+    let more = decide(
+        &hook,
+        job("new", 0.3, 4),
+        vec![device("a", "GPU-0", jobs())],
+    );
+    assert!(
+        more.node.is_empty() && more.reason.contains("0.25 are free"),
+        "{more:?}"
+    );
+    let opportunistic = JobProfile {
+        class: Class::Opportunistic,
+        ..job("new", 0.3, 4)
+    };
+    let some = decide(&hook, opportunistic, vec![device("a", "GPU-0", jobs())]);
+    assert_eq!(some.node, "a", "no share is promised to it: {some:?}");
+}
+
+#[test]
+fn several_devices_are_those_of_one_node() {
+    let (_dir, hook) = hook(Some("trial"));
+    let candidates = || {
+        vec![
+            device("a", "GPU-0", Vec::new()),
+            device("b", "GPU-0", Vec::new()),
+            device("b", "GPU-1", Vec::new()),
+        ]
+    };
+    let two = |gpus| JobProfile {
+        gpus,
+        ..job("new", 1.0, 16)
+    };
+    let placed = decide(&hook, two(2), candidates());
+    assert_eq!(
+        (placed.node.as_str(), &*placed.devices),
+        ("b", &["GPU-0".to_owned(), "GPU-1".into()][..])
+    );
+    let waits = decide(&hook, two(3), candidates());
+    assert!(
+        waits.node.is_empty() && waits.reason.contains("of one node"),
+        "{waits:?}"
+    );
+}
+
+#[test]
+fn what_nodes_report_counts_and_what_they_do_not_have_is_out() {
+    let mut world = World::new(&[1], Some("trial"));
+    world.until("the node is heard", 10.0, |world| {
+        world.hook().state.gpus() == 1
+    });
+    let said = |uuid: &str| Candidate {
+        node: "n0".into(),
+        uuid: uuid.into(),
+        ..Candidate::default()
+    };
+    let stranger = Candidate {
+        node: "elsewhere".into(),
+        ..said("GPU-0")
+    };
+    // The test's nodes report no free memory.
+    let placed = decide(
+        world.hook(),
+        JobProfile::default(),
+        vec![said("GPU-7"), stranger, said("gpu-0")],
+    );
+    assert_eq!(
+        (placed.node.as_str(), placed.device.as_str()),
+        ("n0", "gpu-0")
+    );
+    let reasons: Vec<&str> = placed.unfit.iter().map(|one| &*one.reason).collect();
+    assert!(reasons[0].contains("no such device") && reasons[1].contains("total_bytes"));
+    let asks = decide(world.hook(), job("new", 0.1, 1), vec![said("GPU-0")]);
+    assert!(
+        asks.node.is_empty() && asks.reason.contains("0B of 16GiB"),
+        "{asks:?}"
+    );
+    // Its arbiter has a job that the engine did not put there.
+    let now = world.now();
+    let arbiter = ArbiterStatus {
+        jobs: vec![JobStatus {
+            name: "by-hand".into(),
+            devices: vec![control::JobDevice {
+                uuid: "GPU-0".into(),
+                mem_limit_bytes: Some(10 * GIB),
+                ..control::JobDevice::default()
+            }],
+            ..JobStatus::default()
+        }],
+        ..ArbiterStatus::default()
+    };
+    let report = Report {
+        instance: "n0-1".into(),
+        arbiter: Some(arbiter),
+        ..Report::default()
+    };
+    world.hook().report("n0", report, now).unwrap();
+    let beside = decide(world.hook(), job("new", 0.1, 4), vec![said("GPU-0")]);
+    assert_eq!(beside.beside, ["by-hand"]);
+    let more = decide(world.hook(), job("new", 0.1, 7), vec![said("GPU-0")]);
+    assert!(more.reason.contains("6GiB of 16GiB"), "{more:?}");
+    world.nodes[0].silent = true;
+    world.until("the node is silent", 60.0, |world| {
+        let entry = world.hook().nodes.values().next();
+        entry.is_some_and(|entry| !entry.up)
+    });
+    let silent = decide(world.hook(), job("new", 0.1, 4), vec![said("GPU-0")]);
+    assert!(silent.reason.contains("silent"), "{silent:?}");
+}
+
+#[test]
+fn questions_that_cannot_be_meant_are_refused_with_their_value() {
+    let (_dir, hook) = hook(Some("trial"));
+    let wrong = |change: &dyn Fn(&mut DecideRequest)| {
+        let mut asked = DecideRequest {
+            job: job("new", 0.5, 4),
+            candidates: vec![device("a", "GPU-0", vec![job("there", 0.5, 4)])],
+        };
+        change(&mut asked);
+        hook.decide_for(&asked).unwrap_err().to_string()
+    };
+    assert!(wrong(&|asked| asked.candidates.clear()).contains("no candidates"));
+    assert!(wrong(&|asked| asked.job.share = Some(1.5)).contains("1.5"));
+    assert!(wrong(&|asked| asked.job.share = Some(f64::NAN)).contains("NaN"));
+    assert!(wrong(&|asked| asked.job.gpus = 65).contains("65"));
+    assert!(wrong(&|asked| asked.job.mem_bytes = Some(0)).contains("quota"));
+    assert!(wrong(&|asked| asked.job.weight = Some(0.0)).contains("weight"));
+    assert!(wrong(&|asked| asked.job.kind = "x".repeat(513)).contains("513"));
+    assert!(wrong(&|asked| asked.candidates[0].node = "a b".into()).contains("`a b`"));
+    assert!(wrong(&|asked| asked.candidates[0].uuid.clear()).contains("no UUID"));
+    assert!(wrong(&|asked| asked.candidates[0].residents[0].busy = Some(-1.0)).contains("-1"));
+    assert!(wrong(&|asked| asked.candidates[0].free_share = Some(2.0)).contains("free share"));
+    let twice = wrong(&|asked| asked.candidates.push(device("a", "gpu-0", Vec::new())));
+    assert!(twice.contains("twice"), "{twice}");
+    let many = wrong(&|asked| {
+        let on = |at| device("a", &format!("GPU-{at}"), Vec::new());
+        asked.candidates = (0..65).map(on).collect();
+    });
+    assert!(many.contains("more than 64"), "{many}");
+}
+
+#[test]
+fn a_policy_that_would_stop_a_running_job_for_it_makes_it_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = Config::default();
+    config.choice.order = Some("srtf".into());
+    config.choice.packer = None;
+    let hook = Hook::open(dir.path(), config, BEGIN_MS).unwrap();
+    let short = JobProfile {
+        work_s: Some(1.0),
+        ..job("new", 0.5, 4)
+    };
+    let carries = device("a", "GPU-0", vec![job("other", 0.5, 4)]);
+    let waits = decide(&hook, short, vec![carries]);
+    assert!(waits.node.is_empty(), "{waits:?}");
+}
