@@ -240,7 +240,7 @@ impl Arbiter {
         }
         let id = tenant.id;
         if let Some(why) = &tenant.ending {
-            let text = format!("the job is being ended, because it is strict: {why}");
+            let text = format!("the job is being ended, because {why}");
             return Verdict::Out(NotIn::new(Outcome::Failed, text));
         }
         // Its user's ceilings go by the name.

@@ -102,6 +102,7 @@ pub fn spec(mut job: JobSpec, name: String, now_unix_ms: u64) -> Spec {
         own: job.settings,
         own_caps: caps,
         unbound: false,
+        on_behalf_of: job.on_behalf_of,
         paused: job.paused,
         pid: job.pid,
         command: job.command.iter().take(COMMAND_WORDS).map(cut).collect(),
@@ -126,6 +127,7 @@ pub fn job_spec(spec: &Spec) -> JobSpec {
             })
         }),
         slurm_account: String::new(),
+        on_behalf_of: spec.on_behalf_of,
         paused: spec.paused,
         pid: spec.pid,
         command: spec.command.clone(),

@@ -107,7 +107,7 @@ impl Arbiter {
         };
         let name = tenant.spec.name.clone();
         if tenant.ending.is_none() {
-            tenant.ending = Some(why.to_owned());
+            tenant.ending = Some(format!("it is strict: {why}"));
             let message = format!("job `{name}` is ended, because it is strict: {why}");
             tracing::warn!("{message}");
             self.journal
@@ -122,7 +122,7 @@ impl Arbiter {
     }
 
     /// What is known to belong to a job.
-    fn members_of(&self, id: TenantId) -> Vec<Process> {
+    pub(crate) fn members_of(&self, id: TenantId) -> Vec<Process> {
         let mut known = known_jobs(&self.ledger, &self.clients).into_iter();
         let known = known.find(|known| known.id == id);
         known.map_or_else(Vec::new, |known| known.members)

@@ -18,7 +18,7 @@ use crate::convert;
 use crate::dispatch::DeviceScheduler;
 use crate::journal::About;
 use crate::peer;
-use crate::reactor::{Event, Interest};
+use crate::reactor::{Event, Interest, Poller};
 use crate::rulebook::is_this;
 use crate::serve::{ADOPT_NS, Arbiter};
 use crate::state::{SavedClient, SavedProcess, SavedTenant, State};
@@ -66,6 +66,11 @@ impl Arbiter {
                 started_ticks: member.started_ticks,
             });
             tenant.members = members.collect();
+            let joined = saved.joined.iter().map(|joined| Process {
+                pid: joined.pid,
+                started_ticks: joined.started_ticks,
+            });
+            tenant.joined = joined.collect();
             for client in saved.clients {
                 if peer::is_alive(client.pid, client.started_ticks).unwrap_or(true)
                     && tenant.take_this_slot(client.slot)
@@ -113,6 +118,8 @@ impl Arbiter {
                 }
                 self.ledger.insert(tenant);
             }
+            self.watch_next(id);
+            self.end_without_engine(id);
         }
         // Of jobs that nobody knows any more.
         for (id, page) in pages {
@@ -143,25 +150,19 @@ impl Arbiter {
     /// # Errors
     /// It cannot be watched. That it has ended is no error.
     pub(crate) fn watch_job(&mut self, tenant: &mut Tenant, started_ticks: u64) -> io::Result<()> {
-        let pid = i32::try_from(tenant.spec.pid)
-            .ok()
-            .and_then(rustix::process::Pid::from_raw);
-        let flags = rustix::process::PidfdFlags::empty();
-        let process = match pid.map(|pid| rustix::process::pidfd_open(pid, flags)) {
-            Some(Ok(process)) => Some(process),
-            None | Some(Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL)) => None,
-            Some(Err(errno)) => return Err(errno.into()),
+        watch(&self.poller, tenant, started_ticks)
+    }
+
+    /// The same of a job in the ledger, for another process than so far.
+    ///
+    /// # Errors
+    /// As [`Self::watch_job`].
+    pub(crate) fn watch_launcher(&mut self, id: TenantId, process: Process) -> io::Result<()> {
+        let Some(tenant) = self.ledger.get_mut(id) else {
+            return Ok(());
         };
-        // Looked at after the descriptor was opened: if this is the same process, the descriptor is
-        // its.
-        let same = peer::is_alive(tenant.spec.pid, started_ticks)?;
-        if let Some(process) = process.filter(|_| same) {
-            let event = Event::JobEnded(tenant.id.0);
-            self.poller.add(&process, event, Interest::Read)?;
-            tenant.process = Some(process);
-            tenant.started_ticks = started_ticks;
-        }
-        Ok(())
+        tenant.spec.pid = process.pid;
+        watch(&self.poller, tenant, process.started_ticks)
     }
 
     /// Where nothing of a job is attached and its launcher is gone, it goes as soon as none of its
@@ -244,7 +245,8 @@ impl Arbiter {
             clients: self.saved_clients(tenant),
             since_ticks: tenant.since_ticks,
             session: tenant.session,
-            members: saved_members(tenant),
+            members: saved_processes(&tenant.members),
+            joined: saved_processes(&tenant.joined),
             dormant_unix_ms: tenant.dormant.as_ref().map_or(0, |one| one.since_unix_ms),
             user: tenant.user.clone(),
             identity: tenant.identity.clone(),
@@ -576,12 +578,34 @@ impl Arbiter {
     }
 }
 
-fn saved_members(tenant: &Tenant) -> Vec<SavedProcess> {
-    let members = tenant.members.iter().map(|member| SavedProcess {
-        pid: member.pid,
-        started_ticks: member.started_ticks,
+fn watch(poller: &Poller, tenant: &mut Tenant, started_ticks: u64) -> io::Result<()> {
+    let pid = i32::try_from(tenant.spec.pid)
+        .ok()
+        .and_then(rustix::process::Pid::from_raw);
+    let flags = rustix::process::PidfdFlags::empty();
+    let process = match pid.map(|pid| rustix::process::pidfd_open(pid, flags)) {
+        Some(Ok(process)) => Some(process),
+        None | Some(Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL)) => None,
+        Some(Err(errno)) => return Err(errno.into()),
+    };
+    // Looked at after the descriptor was opened: if this is the same process, the descriptor is
+    // its.
+    let same = peer::is_alive(tenant.spec.pid, started_ticks)?;
+    if let Some(process) = process.filter(|_| same) {
+        let event = Event::JobEnded(tenant.id.0);
+        poller.add(&process, event, Interest::Read)?;
+        tenant.process = Some(process);
+        tenant.started_ticks = started_ticks;
+    }
+    Ok(())
+}
+
+fn saved_processes(processes: &[Process]) -> Vec<SavedProcess> {
+    let saved = processes.iter().map(|process| SavedProcess {
+        pid: process.pid,
+        started_ticks: process.started_ticks,
     });
-    members.collect()
+    saved.collect()
 }
 
 type Described = (&'static str, String, Vec<(&'static str, Value)>);

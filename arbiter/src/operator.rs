@@ -6,6 +6,7 @@ use control::{Change, ControlError, ErrorCode, JobSpec, Registered, Reply, Reque
 use policy::TenantId;
 use serde_json::Value;
 
+use crate::behalf;
 use crate::census;
 use crate::clock::Clock;
 use crate::control_server::{Ask, Peer};
@@ -101,7 +102,8 @@ impl Arbiter {
     /// Whether what a registration takes is known: its driver's devices, and its user's name. Asks
     /// for what is not.
     fn is_ready_for(&mut self, job: &JobSpec, peer: Peer) -> bool {
-        let named = self.names.ask(peer.uid, self.clock.mono_ns());
+        let owner = behalf::owner(job, peer);
+        let named = self.names.ask(owner.uid, self.clock.mono_ns());
         self.knows_devices_of(job) && named
     }
 
@@ -211,7 +213,11 @@ impl Arbiter {
                     self.discovery.give_up(driver);
                 }
             }
-            self.names.give_up(ask.peer.uid);
+            let owner = match &ask.request {
+                Request::Register(job) => behalf::owner(job, ask.peer),
+                _ => ask.peer,
+            };
+            self.names.give_up(owner.uid);
             self.answer(ask);
         }
     }
@@ -240,9 +246,16 @@ impl Arbiter {
             let error = ControlError::new(ErrorCode::Permission, message);
             return Err(error.with_hint("a job registers itself, before it becomes its command"));
         }
+        let peer = behalf::allowed(&job, peer)?;
+        if let Some(joined) = self.join(&job, peer) {
+            return joined;
+        }
         let name = if job.name.is_empty() {
-            self.ledger
-                .free_name(&control::name_from_command(&job.command))
+            let mut name = control::name_from_command(&job.command);
+            if behalf::is_reserved(&name) {
+                name.push('-');
+            }
+            self.ledger.free_name(&name)
         } else {
             job.name.clone()
         };

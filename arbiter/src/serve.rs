@@ -378,12 +378,7 @@ impl Arbiter {
             Event::Doorbell(id) => self.on_doorbell(id),
             Event::ClientEnded(id) => self.on_client_ended(id),
             Event::JobEnded(id) => {
-                if let Some(tenant) = self.ledger.get_mut(TenantId(id)) {
-                    tenant.process = None;
-                    tenant.started_ticks = 0;
-                    self.persistence.mark_old();
-                }
-                self.reap_if_dead(TenantId(id));
+                self.on_launcher_ended(TenantId(id));
             }
             Event::ChannelAccept => {
                 let mut accepted = self.accept_clients(now_ns);

@@ -20,6 +20,9 @@ pub struct Spec {
     pub own_caps: Vec<Layer>,
     /// Root has given it something: no cap but its owner's holds until rules change.
     pub unbound: bool,
+    /// Root's engine registered it for this user, joins it with every step, and has it ended with
+    /// the last.
+    pub on_behalf_of: Option<u32>,
     /// It gets no device time.
     pub paused: bool,
     /// The process that registered it and became it by `exec`.

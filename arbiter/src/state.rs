@@ -86,6 +86,8 @@ pub struct SavedTenant {
     pub session: u32,
     /// Other processes that belong to it, as they were last seen.
     pub members: Vec<SavedProcess>,
+    /// Processes that have joined the registering one.
+    pub joined: Vec<SavedProcess>,
     /// Since when nothing of it uses a device and its launcher is gone; 0: that is not so.
     pub dormant_unix_ms: u64,
     /// Login name of its user.

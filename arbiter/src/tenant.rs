@@ -37,6 +37,9 @@ pub struct Tenant {
     pub process: Option<OwnedFd>,
     /// Start time of that process.
     pub started_ticks: u64,
+    /// Processes that have joined the registering one; the first of them takes its place when it
+    /// ends.
+    pub joined: Vec<Process>,
     /// When it registered.
     pub started_unix_ms: u64,
     /// Where its processes account their memory; made for the first one.
@@ -86,7 +89,7 @@ pub struct Tenant {
     pub escaped: Vec<EscapedProcess>,
     /// How many there were.
     pub escaped_count: u64,
-    /// It is being ended, and why: it is strict, and a process got out of it.
+    /// It is being ended, and why, as a clause after "because".
     pub ending: Option<String>,
     /// What it had used of each device before it was dormant.
     pub usages: Vec<(usize, Usage)>,
@@ -148,6 +151,7 @@ impl Tenant {
             user,
             process: None,
             started_ticks: 0,
+            joined: Vec::new(),
             started_unix_ms: clock.unix_ms(),
             memory: None,
             accounts: Accounts::new(),
@@ -311,6 +315,7 @@ pub(crate) fn example(id: u64, name: &str) -> Tenant {
         own: control::JobSettings::default(),
         own_caps: Vec::new(),
         unbound: false,
+        on_behalf_of: None,
         paused: false,
         pid: 0,
         command: Vec::new(),

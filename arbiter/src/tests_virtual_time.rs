@@ -277,3 +277,89 @@ fn a_token_counts_for_its_user_unless_the_job_is_for_any() {
     assert!(!lets_in(&mut world, &own));
     assert!(lets_in(&mut world, &pod));
 }
+
+/// A process of an engine, for as long as a test lets it live.
+struct Stands(std::process::Child);
+
+impl Stands {
+    fn start() -> Self {
+        let child = std::process::Command::new("sleep").arg("1000").spawn();
+        Self(child.expect("sleep"))
+    }
+
+    fn end(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Stands {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn register_for(
+    world: &mut World,
+    (pid, uid): (u32, u32),
+    owner: Option<u32>,
+) -> Result<control::Registered, control::ControlError> {
+    let spec = JobSpec {
+        name: "slurm.7".into(),
+        simulated: true,
+        on_behalf_of: owner,
+        ..JobSpec::default()
+    };
+    world.arbiter.register(spec, Peer { pid, uid })
+}
+
+#[test]
+fn steps_of_an_engine_s_job_share_it_and_it_is_over_with_the_last() {
+    let mut world = World::new();
+    let (mut first, mut second) = (Stands::start(), Stands::start());
+    let pids = [first.0.id(), second.0.id()];
+    // Nobody keeps a job of Slurm's from its name.
+    let taken = register_for(&mut world, (own_pid(), 1000), None).expect_err("reserved");
+    assert!(taken.message.contains("`slurm.7` is for a job of Slurm's"));
+    let refused = register_for(&mut world, (own_pid(), 1000), Some(1001)).expect_err("no root");
+    assert!(
+        refused
+            .message
+            .contains("user 1000 cannot register a job for user 1001")
+    );
+
+    let mut world = World::new();
+    let one = register_for(&mut world, (pids[0], 0), Some(1000)).expect("the first step");
+    let two = register_for(&mut world, (pids[1], 0), Some(1000)).expect("the second step");
+    assert_eq!((&one.token, one.id), (&two.token, two.id));
+    let other = register_for(&mut world, (own_pid(), 0), Some(1001)).expect_err("another user's");
+    assert!(other.message.contains("slurm.7"), "{}", other.message);
+    let id = TenantId(one.id);
+    let ending = |world: &World| {
+        let tenant = world.arbiter.ledger.get(id);
+        tenant.is_none_or(|tenant| tenant.ending.is_some())
+    };
+
+    first.end();
+    world.arbiter.on_event(Event::JobEnded(one.id));
+    assert!(!ending(&world), "the second step goes on");
+    // The next arbiter knows who stands for the job.
+    let mut world = world.restart();
+    assert!(!ending(&world));
+    let third = register_for(&mut world, (own_pid(), 0), Some(1000)).expect("a third step");
+    assert_eq!(third.token, one.token);
+    second.end();
+    world.arbiter.on_event(Event::JobEnded(one.id));
+    assert!(!ending(&world), "the third step goes on");
+}
+
+#[test]
+fn an_engine_s_job_whose_last_step_ended_without_an_arbiter_is_ended_by_the_next() {
+    let mut world = World::new();
+    let mut only = Stands::start();
+    let job = register_for(&mut world, (only.0.id(), 0), Some(1000)).expect("its step");
+    only.end();
+    let world = world.restart();
+    let tenant = world.arbiter.ledger.get(TenantId(job.id));
+    assert!(tenant.is_none_or(|tenant| tenant.ending.is_some()));
+}

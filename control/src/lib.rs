@@ -65,7 +65,7 @@ pub use values::{
 /// Raised when an old peer would misunderstand a new one.
 pub const PROTOCOL_MAJOR: u32 = 2;
 /// Raised when something was added that an old peer may ignore.
-pub const PROTOCOL_MINOR: u32 = 3;
+pub const PROTOCOL_MINOR: u32 = 4;
 
 #[cfg(test)]
 testbed::starts_clean!();

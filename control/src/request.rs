@@ -110,6 +110,11 @@ pub struct JobSpec {
     pub own_file: Option<Box<OwnFile>>,
     /// The Slurm account that its environment names. Good for less, never for more.
     pub slurm_account: String,
+    /// The user whose job it is, where an engine's process of root's registers it, such as Slurm's
+    /// `slurmstepd`. A second such registration of the name joins the job. When the processes that
+    /// registered and joined it have ended, what is left of the job is ended. `None`: the job is
+    /// its own.
+    pub on_behalf_of: Option<u32>,
     /// It gets no device time until it is resumed.
     pub paused: bool,
     /// The process that becomes the job by `exec`. The server holds it against `SO_PEERCRED`.
@@ -259,6 +264,7 @@ mod tests {
                 }],
             })),
             slurm_account: "physics".into(),
+            on_behalf_of: Some(1000),
             paused: true,
             pid: 42,
             command: vec!["python".into(), "train.py".into()],

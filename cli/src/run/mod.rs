@@ -156,6 +156,7 @@ fn prepare(args: Run) -> Result<Ready> {
         settings,
         own_file,
         slurm_account: account,
+        on_behalf_of: None,
         paused: false,
         pid: std::process::id(),
         command: shown,
