@@ -26,7 +26,7 @@ pub struct Crate {
 }
 
 /// The crates with more than one module.
-pub const CRATES: [Crate; 17] = [
+pub const CRATES: [Crate; 18] = [
     Crate {
         name: "shim-ffi",
         folder: "shim-ffi",
@@ -211,6 +211,7 @@ pub const CRATES: [Crate; 17] = [
                 "what it does at each event",
                 &[
                     "attach",
+                    "behalf",
                     "client_exit",
                     "device_control",
                     "disclosure",
@@ -310,6 +311,19 @@ pub const CRATES: [Crate; 17] = [
             ),
             ("what is served", &["device_plugin", "dra", "extender"]),
             ("the processes", &["serve"]),
+        ],
+    },
+    Crate {
+        name: "slurm",
+        folder: "slurm",
+        in_full: false,
+        floors: &[
+            (
+                "Slurm's process; what administrators and users set",
+                &["host", "arguments", "options"],
+            ),
+            ("a step, its tasks' mounts", &["step", "enforce"]),
+            ("the hooks", &["plugin"]),
         ],
     },
     Crate {

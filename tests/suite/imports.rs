@@ -122,6 +122,10 @@ fn imports_point_one_way() {
         ),
         ("cluster", &["policy", "control"]),
         ("kubernetes", &["control"]),
+        ("slurm", &["control"]),
+        ("slurm-22-05", &["slurm", "control"]),
+        ("slurm-24-11", &["slurm", "control"]),
+        ("slurm-26-05", &["slurm", "control"]),
         (
             "cli",
             &[

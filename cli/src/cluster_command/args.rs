@@ -33,6 +33,8 @@ pub enum ClusterCommand {
     Log(Log),
     /// Ask where a job of another engine should run; nothing is started
     Decide(Decide),
+    /// Place the held jobs of a Slurm cluster: on which node and GPU, by the hook's policies
+    Slurm(Box<SlurmPacker>),
     /// Give a node up: what runs there is counted as lost
     Forget(Forget),
     /// What the arbiter starts beside each job
@@ -198,6 +200,24 @@ pub struct Decide {
     /// The question as JSON, the body of POST /v1/decide; `-`: from standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct SlurmPacker {
+    #[command(flatten)]
+    pub hook: Hook,
+    /// How often to look at Slurm's queue
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "2s")]
+    pub every: Duration,
+    /// Look once, and end
+    #[arg(long)]
+    pub once: bool,
+    /// GPU memory that one shard stands for
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1GiB")]
+    pub shard: u64,
+    /// Slurm's program
+    #[arg(long, value_name = "FILE", default_value = "scontrol")]
+    pub scontrol: PathBuf,
 }
 
 #[derive(Debug, Args)]

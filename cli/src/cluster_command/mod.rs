@@ -2,6 +2,7 @@
 
 pub mod args;
 pub mod node;
+mod slurm;
 
 use std::env;
 use std::io::{self, Write};
@@ -40,6 +41,7 @@ pub fn cluster(args: &args::Cluster) -> Result<String> {
         ClusterCommand::Status(args) => status(args),
         ClusterCommand::Log(args) => log(args),
         ClusterCommand::Decide(args) => decide(args),
+        ClusterCommand::Slurm(args) => slurm::pack(args),
         ClusterCommand::Forget(args) => forget(args),
         ClusterCommand::RunJob { dir } => node::run_job(dir),
     };

@@ -6,6 +6,7 @@
 //! * [`hook`]: the state machine around the same [`policy::cluster::Scheduler`]; [`adapt`]: what
 //!   live nodes add to pure policies.
 //! * [`routes`]: what can be asked; [`service`]: token, lock, ticks; [`clock`]: what time it is.
+//! * [`slurm`]: Slurm's queue and nodes, for a packer that asks.
 //! * [`agent`]: a node's side: reports, orders; [`engine`]: what starts jobs there; [`runner`]: the
 //!   parent of one job; [`process`] and [`confine`]: its processes; [`waits`]: how long a demand
 //!   would wait.
@@ -25,6 +26,7 @@ pub mod records;
 pub mod routes;
 pub mod runner;
 pub mod service;
+pub mod slurm;
 pub mod store;
 pub mod waits;
 pub mod wire;

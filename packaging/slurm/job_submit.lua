@@ -1,0 +1,99 @@
+-- Checks jobs that ask for a part of a GPU, and holds those that `sublet cluster slurm` places.
+-- Lies beside slurm.conf, with JobSubmitPlugins=lua. Lines to adapt come first.
+
+-- GPU memory that one shard stands for, in bytes: as `shard=` in plugstack.conf.
+local SHARD = 1024 * 1024 * 1024
+-- Memory of the largest GPU of the cluster, in shards; 0: not checked.
+local LARGEST = 0
+-- Hold jobs of one GPU, so that `sublet cluster slurm` chooses node and GPU. Nodes then have to name
+-- the types of their GPUs (Gres=gpu:g0:1,gpu:g1:1).
+local HOLD = false
+
+local UNITS = { K = 1024, M = 1024 ^ 2, G = 1024 ^ 3, T = 1024 ^ 4 }
+
+-- Bytes of "8G", "512M", "1.5GiB"; nil where it is no size.
+local function bytes(text)
+   local number, unit = string.match(text, "^([%d.]+)%s*([KMGTkmgt])i?[Bb]?$")
+   number = tonumber(number)
+   if number == nil then
+      return nil
+   end
+   return number * UNITS[string.upper(unit)]
+end
+
+-- Shards that the job asks for on its node, and their type; nil: none.
+local function shards_of(gres)
+   for one in string.gmatch(gres or "", "[^,]+") do
+      local typed, kind, count = string.match(one, "shard[:/]([%a_][^:]*):(%d+)$"), nil, nil
+      if typed then
+         kind, count = string.match(one, "shard[:/]([%a_][^:]*):(%d+)$")
+      else
+         count = string.match(one, "shard[:/=](%d+)$") or (string.match(one, "shard$") and 1)
+      end
+      if count then
+         return tonumber(count), kind
+      end
+   end
+   return nil
+end
+
+-- Our options by name, as the submitting program sends them to the prolog's environment.
+local function options_of(job)
+   local found = {}
+   for _, line in pairs(job.spank_job_env or {}) do
+      local name, value = string.match(line, "^_SLURM_SPANK_OPTION_sublet_gpu_(%w+)=(.*)$")
+      if name then
+         found[name] = value
+      end
+   end
+   return found
+end
+
+local function refuse(text)
+   slurm.log_user("sublet: %s", text)
+   return slurm.ERROR
+end
+
+function slurm_job_submit(job, partitions, uid)
+   local asked = options_of(job)
+   if next(asked) == nil then
+      return slurm.SUCCESS
+   end
+   local shards, kind = shards_of(job.tres_per_node or job.gres)
+   local needed = nil
+   if asked.mem then
+      local size = bytes(asked.mem)
+      if size == nil then
+         return refuse("--gpu-mem is `" .. asked.mem .. "`: write a size such as 8G")
+      end
+      needed = math.ceil(size / SHARD)
+      if LARGEST > 0 and needed > LARGEST then
+         return refuse(string.format("--gpu-mem %s takes %d shards, and no GPU has more than %d", asked.mem, needed, LARGEST))
+      end
+      if shards and needed > shards then
+         return refuse(string.format("--gpu-mem %s takes %d shards, and the job asks for %d: write --gres=shard:%d", asked.mem, needed, shards, needed))
+      end
+   end
+   local other = string.match(job.tres_per_node or "", "gpu")
+   if shards == nil and other == nil then
+      if needed == nil then
+         return refuse("a share of a GPU takes a part of its memory: add --gpu-mem=8G, or --gres=shard:N")
+      end
+      shards = needed
+      job.tres_per_node = "gres:shard:" .. shards
+   end
+   if HOLD and shards and kind == nil and (job.min_nodes == nil or job.min_nodes >= 4294967294 or job.min_nodes <= 1) then
+      -- Without shards until the packer names some of a GPU: 22.05 would add those to what is there.
+      job.tres_per_node = ""
+      job.priority = 0
+      job.admin_comment = string.format("sublet:hold,mem=%s,share=%s,class=%s,shards=%d",
+         asked.mem or "", asked.share or "", asked.class or "", shards)
+   end
+   return slurm.SUCCESS
+end
+
+function slurm_job_modify(job, record, partitions, uid)
+   return slurm.SUCCESS
+end
+
+return slurm.SUCCESS
