@@ -47,6 +47,7 @@ MEASURING = {
     "scripts/package": "fetches packages, boots a Debian",
     "scripts/real-programs": "installs programs",
     "scripts/real-driver": "fetches NVIDIA's packages, takes minutes",
+    "scripts/slurm": "installs packages, starts a Slurm",
     "scripts/sim/calibrate": "builds; its program is run",
     "scripts/sim/packers": "builds",
     "scripts/sim/scale": "builds",

@@ -192,6 +192,9 @@ const TUTORIALS: [&str; 4] = [
     "tutorials/notebook.md",
 ];
 
+/// These need more than a sandbox: a script of their own runs their commands.
+const BY_SCRIPTS: [(&str, &str); 1] = [("tutorials/slurm.md", "scripts/slurm")];
+
 #[test]
 fn every_tutorial_has_a_test() {
     let pages = pages::all(&Artefacts::get().root().join("docs/tutorials"));
@@ -199,7 +202,20 @@ fn every_tutorial_has_a_test() {
         .iter()
         .map(|page| format!("tutorials/{}", page.display()))
         .collect();
-    assert_eq!(pages, TUTORIALS);
+    let mut tested = TUTORIALS.to_vec();
+    let root = Artefacts::get().root();
+    let checked = std::fs::read_to_string(root.join("scripts/check")).expect("a script");
+    for (page, script) in BY_SCRIPTS {
+        let text = std::fs::read_to_string(root.join(script)).expect("a script");
+        assert!(
+            text.contains(&format!("docs/{page}")),
+            "{script} runs no {page}"
+        );
+        assert!(checked.contains(script), "scripts/check runs no {script}");
+        tested.push(page);
+    }
+    tested.sort_unstable();
+    assert_eq!(pages, tested);
 }
 
 #[test]
