@@ -195,9 +195,7 @@ fn register(host: &Host) -> Result<(), String> {
     let job = host.job_id().ok_or_else(|| unknown("job"))?;
     let step = host.step_id().ok_or_else(|| unknown("number"))?;
     let uid = host.uid().ok_or_else(|| unknown("user"))?;
-    let list = host
-        .var("SLURM_STEP_NODELIST")
-        .or_else(|| host.var("SLURM_JOB_NODELIST"));
+    let list = host.var(step::node_list(step));
     let node = list
         .zip(host.node_id())
         .and_then(|(list, id)| step::node_of(&list, id));

@@ -38,8 +38,14 @@ impl Step {
         var: impl Fn(&str) -> Option<String>,
     ) -> Self {
         let first = |names: &[&str]| names.iter().find_map(|name| var(name));
-        // The host's numbers first: with ConstrainDevices the job's own begin at 0.
-        let devices = first(&["SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES"]);
+        // The host's numbers first: with ConstrainDevices the job's own begin at 0. Of these two
+        // Slurm sets the one of this kind of step; the other one may be the user's.
+        let own = if step == BATCH {
+            "SLURM_JOB_GPUS"
+        } else {
+            "SLURM_STEP_GPUS"
+        };
+        let devices = first(&[own, "CUDA_VISIBLE_DEVICES"]);
         let devices = devices.unwrap_or_default();
         let devices = devices
             .split(',')
@@ -111,6 +117,15 @@ impl Step {
             simulated: arguments.sim.is_some(),
             ..JobSpec::default()
         }))
+    }
+}
+
+/// The variable in which Slurm lists the nodes of a step; others like it may be the user's.
+pub fn node_list(step: u32) -> &'static str {
+    if step == BATCH {
+        "SLURM_JOB_NODELIST"
+    } else {
+        "SLURM_STEP_NODELIST"
     }
 }
 
@@ -267,7 +282,7 @@ mod tests {
         let step = step(&[
             ("SLURM_SHARDS_ON_NODE", "8"),
             ("CUDA_VISIBLE_DEVICES", "0"),
-            ("SLURM_JOB_GPUS", "3"),
+            ("SLURM_STEP_GPUS", "3"),
         ]);
         let asked = Asked {
             mem_bytes: Some(6 << 30),
@@ -282,6 +297,22 @@ mod tests {
         assert_eq!(spec.settings.mem, Some(MemLimit::Bytes(6 << 30)));
         assert_eq!(spec.settings.devices(), [DeviceSelector::Index(3)]);
         assert!(spec.simulated);
+    }
+
+    #[test]
+    fn what_a_user_exports_is_not_taken_for_slurm_s_choice() {
+        let var = |name: &str| match name {
+            "SLURM_JOB_GPUS" => Some("1".to_owned()),
+            "SLURM_STEP_GPUS" => Some("2".to_owned()),
+            _ => None,
+        };
+        let of = |step| Step::of((7, step, 1000), "n1", var).devices;
+        assert_eq!(
+            (of(BATCH), of(0)),
+            (vec!["1".to_owned()], vec!["2".to_owned()])
+        );
+        assert_eq!(node_list(BATCH), "SLURM_JOB_NODELIST");
+        assert_eq!(node_list(3), "SLURM_STEP_NODELIST");
     }
 
     #[test]
