@@ -221,6 +221,7 @@ fn attach(job: &Registered) -> ClientEnd {
             total_bytes: 8 << 30,
         }],
         command: "handover".into(),
+        asked: None,
     };
     ClientEnd::attach(&job.channel_socket, &introduction, PATIENCE).expect("attached")
 }

@@ -227,11 +227,20 @@ impl Arbiter {
             );
             return Verdict::Out(NotIn::new(Outcome::Version, text));
         }
-        let Some(tenant) = self.ledger.of_token(&hello.token) else {
+        let asks = hello.features & channel::ASKS != 0;
+        let of_container = match asks {
+            true => match self.job_of_container(hello, (pid, uid), may_hold, now_ns) {
+                Ok(id) => self.ledger.get(id),
+                Err(verdict) => return verdict,
+            },
+            false => None,
+        };
+        let Some(tenant) = of_container.or_else(|| self.ledger.of_token(&hello.token)) else {
             let text = "no job has this token: start the program with `sublet run`";
             return Verdict::Out(NotIn::new(Outcome::UnknownToken, text));
         };
-        if uid != tenant.uid && uid != 0 && !tenant.spec.any_user {
+        // In a container the kernel says who belongs together, whatever its users.
+        if !asks && uid != tenant.uid && uid != 0 && !tenant.spec.any_user {
             let text = format!(
                 "the job belongs to user {}, this process to {uid}",
                 tenant.uid

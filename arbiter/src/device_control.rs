@@ -13,6 +13,7 @@ use crate::control_server::Peer;
 use crate::convert;
 use crate::dispatch::Setup;
 use crate::journal::About;
+use crate::operator::not_of_a_container;
 use crate::options::Rules;
 use crate::rulebook::{Taken, Why, check};
 use crate::serve::Arbiter;
@@ -184,6 +185,7 @@ impl Arbiter {
 
     /// Only root and the arbiter's own user change what is everybody's.
     fn may_govern(&self, peer: Peer) -> Result<(), ControlError> {
+        not_of_a_container(peer)?;
         let ours = rustix::process::geteuid().as_raw();
         if peer.uid == 0 || peer.uid == ours {
             return Ok(());

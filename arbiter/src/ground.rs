@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use channel::arbiter::Listener;
-use control::paths::Source;
+use control::paths::{RuntimeDir, Source};
 use rustix::net::SocketType;
 
 use crate::api::Api;
@@ -162,6 +162,7 @@ impl Ground {
         let news = News::new().map_err(Error::io("make an eventfd"))?;
         journal.tell_to(Arc::clone(&news));
         let api = Api::start(api, counter, news).map_err(Error::io("serve the API"))?;
+        show_to_containers(dir);
         let pages = handed.take_pages();
         let watcher = Watcher::start().map_err(Error::io("start a thread"))?;
         let census = Census::start().map_err(Error::io("start a thread"))?;
@@ -183,7 +184,7 @@ impl Ground {
 
     /// Stands in an empty directory without a lock or a socket: nobody can connect.
     #[cfg(test)]
-    pub fn closed(dir: &control::paths::RuntimeDir, clock: &Clock) -> Self {
+    pub fn closed(dir: &RuntimeDir, clock: &Clock) -> Self {
         Self {
             lock: None,
             poller: Poller::new().expect("an epoll set"),
@@ -198,6 +199,40 @@ impl Ground {
             pages: BTreeMap::new(),
             api: None,
         }
+    }
+}
+
+/// Gives the channel's socket a second name in a folder of its own, for containers to mount: who
+/// mounts the whole directory shows them the tokens of all jobs. The folder outlives this process,
+/// and so does what is mounted; the name in it is the new socket's from here on.
+fn show_to_containers(dir: &RuntimeDir) {
+    use std::os::unix::fs::DirBuilderExt;
+    let folder = dir.containers_dir();
+    let mode = if dir.source() == Source::System {
+        0o755
+    } else {
+        0o700
+    };
+    let socket = folder.join("channel.sock");
+    let new = folder.join(".channel.sock.new");
+    let made = match std::fs::DirBuilder::new().mode(mode).create(&folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    };
+    let linked = made
+        .and_then(|()| match std::fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        })
+        .and_then(|()| std::fs::hard_link(dir.channel_socket(), &new))
+        .and_then(|()| std::fs::rename(&new, &socket));
+    // A rename onto another name of the same file does nothing, and leaves both.
+    let _ = std::fs::remove_file(&new);
+    if let Err(error) = linked {
+        tracing::warn!(
+            "containers cannot reach this arbiter: {} cannot be made: {error}",
+            socket.display()
+        );
     }
 }
 

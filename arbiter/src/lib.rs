@@ -28,6 +28,8 @@ mod census;
 mod client_exit;
 mod clients;
 mod clock;
+mod container;
+mod container_names;
 mod control_server;
 mod convert;
 mod descriptors;
@@ -80,6 +82,7 @@ mod timelines;
 mod unsaved;
 mod usage;
 mod violations;
+mod walk_in;
 mod watch;
 mod writer;
 

@@ -46,6 +46,7 @@ impl Arbiter {
             }
             let mut tenant = Tenant::new(id, spec, token, (saved.uid, user), &self.clock);
             tenant.identity = saved.identity;
+            tenant.container = saved.container;
             tenant.spec.unbound = saved.unbound;
             tenant.started_unix_ms = saved.started_unix_ms;
             // Whether it ever came is not known, and what it was promised stays so.
@@ -250,6 +251,7 @@ impl Arbiter {
             dormant_unix_ms: tenant.dormant.as_ref().map_or(0, |one| one.since_unix_ms),
             user: tenant.user.clone(),
             identity: tenant.identity.clone(),
+            container: tenant.container.clone(),
             unbound: tenant.spec.unbound,
         });
         State {

@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::behalf;
 use crate::census;
 use crate::clock::Clock;
+use crate::container;
 use crate::control_server::{Ask, Peer};
 use crate::convert;
 use crate::descriptors::Descriptors;
@@ -224,8 +225,19 @@ impl Arbiter {
 
     pub(crate) fn register(
         &mut self,
+        job: JobSpec,
+        peer: Peer,
+    ) -> Result<Registered, ControlError> {
+        let mut identity = Identity::of_process(peer.pid);
+        identity.claimed_account = one_line(&job.slurm_account, ACCOUNT_CHARS);
+        self.register_as(job, peer, identity)
+    }
+
+    pub(crate) fn register_as(
+        &mut self,
         mut job: JobSpec,
         peer: Peer,
+        identity: Identity,
     ) -> Result<Registered, ControlError> {
         if peer.pid == 0 {
             let message = format!(
@@ -265,8 +277,6 @@ impl Arbiter {
             Some(file) if self.rulebook.reads(&file.path) => job.settings = file.given,
             file => job.own_file = file,
         }
-        let mut identity = Identity::of_process(peer.pid);
-        identity.claimed_account = one_line(&job.slurm_account, ACCOUNT_CHARS);
         let start_unix_ms = self.clock.unix_ms();
         let mut spec = convert::spec(job, name, start_unix_ms);
         if let Some(message) = self.lacks_name(peer.uid) {
@@ -452,6 +462,14 @@ impl Arbiter {
             return Err(ControlError::new(ErrorCode::Permission, message)
                 .with_hint("ask its owner, or root"));
         }
+        // The users of a container have the numbers of others on the host, root's above all.
+        if let Some(theirs) = container::foreign(peer.pid)
+            && !tenant.is_of_container(&theirs)
+        {
+            let message = format!("job `{job}` is not of the container that you are in");
+            return Err(ControlError::new(ErrorCode::Permission, message)
+                .with_hint("change it on the host"));
+        }
         Ok(tenant)
     }
 
@@ -480,7 +498,7 @@ impl Arbiter {
         spec.own = asked.clone().or(&spec.own);
         spec.paused = change.paused.unwrap_or(spec.paused);
         // Root may go beyond what the configuration allows a user.
-        let is_root = peer.uid == 0 && uid != 0;
+        let is_root = peer.uid == 0 && uid != 0 && container::foreign(peer.pid).is_none();
         spec.unbound |= is_root && !asked.is_empty();
         let ceiling = if is_root {
             crate::Ceiling::default()
@@ -558,9 +576,19 @@ impl Arbiter {
     }
 }
 
+/// A container's users have the numbers of the host's, root's above all, and none of their rights.
+pub(crate) fn not_of_a_container(peer: Peer) -> Result<(), ControlError> {
+    if container::foreign(peer.pid).is_none() {
+        return Ok(());
+    }
+    let message = "you are in a container, whose root is not the host's";
+    Err(ControlError::new(ErrorCode::Permission, message).with_hint("ask on the host"))
+}
+
 /// Whether somebody may speak for the whole arbiter: its own user or root.
 pub(crate) fn only_ours(peer: Peer) -> Result<(), ControlError> {
     let ours = rustix::process::geteuid().as_raw();
+    not_of_a_container(peer)?;
     if peer.uid == 0 || peer.uid == ours {
         return Ok(());
     }

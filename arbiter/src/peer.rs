@@ -133,6 +133,17 @@ fn started_in(stat: &[u8]) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
+/// The parent of a process; `None`: it has ended.
+pub fn parent_of(pid: u32) -> Option<u32> {
+    let mut buffer = [0; 1024];
+    let mut file = std::fs::File::open(format!("/proc/{pid}/stat")).ok()?;
+    let length = file.read(&mut buffer).ok()?;
+    let line = buffer.get(..length)?;
+    let rest = line.get(line.iter().rposition(|byte| *byte == b')')? + 1..)?;
+    let mut fields = std::str::from_utf8(rest).ok()?.split_ascii_whitespace();
+    fields.nth(1)?.parse().ok()
+}
+
 /// The present in clock ticks since boot, in which start times of processes are given.
 pub fn now_ticks() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

@@ -28,6 +28,8 @@ pub enum Event {
     Saved,
     /// Login names were looked up.
     Names,
+    /// Containers' names were looked up.
+    ContainerNames,
     /// The quota files were read, or may have changed.
     Rules,
     /// The census has an answer.
@@ -267,6 +269,7 @@ impl Event {
             Self::Names => (14, 0),
             Self::Rules => (15, 0),
             Self::Desk => (16, 0),
+            Self::ContainerNames => (17, 0),
         };
         (kind << 56) | (id & ((1 << 56) - 1))
     }
@@ -289,6 +292,7 @@ impl Event {
             14 => Self::Names,
             15 => Self::Rules,
             16 => Self::Desk,
+            17 => Self::ContainerNames,
             _ => return None,
         })
     }
@@ -308,6 +312,7 @@ mod tests {
             Event::Reload,
             Event::Saved,
             Event::Names,
+            Event::ContainerNames,
             Event::Rules,
             Event::Census,
             Event::Desk,

@@ -10,6 +10,7 @@ use crate::allowances::Allowances;
 use crate::api::Api;
 use crate::clients::Clients;
 use crate::clock::{self, Clock};
+use crate::container_names::ContainerNames;
 use crate::control_server::{ControlServer, Turn};
 use crate::descriptors::Descriptors;
 use crate::devices::Devices;
@@ -122,6 +123,7 @@ pub struct Arbiter {
     pub(crate) moves: MoveQueue,
     pub(crate) persistence: Persistence,
     pub(crate) names: Names,
+    pub(crate) container_names: ContainerNames,
     pub(crate) suspicions: Suspicions,
     pub(crate) allowances: Allowances,
     pub(crate) slow_work: SlowWork,
@@ -166,6 +168,8 @@ impl Arbiter {
     ) -> Result<Self, Error> {
         let look_up = std::mem::replace(&mut options.user_name, Box::new(|_| Ok(None)));
         let names = Names::start(look_up).map_err(Error::io("start a thread"))?;
+        let container_names =
+            ContainerNames::start("/".into()).map_err(Error::io("start a thread"))?;
         let rulebook = Rulebook::start(options).map_err(Error::io("start a thread"))?;
         let profiles = Profiles::new(std::mem::take(&mut state.baselines))
             .map_err(Error::io("start a thread"))?;
@@ -206,6 +210,7 @@ impl Arbiter {
             moves: MoveQueue::default(),
             persistence: Persistence::after(&state, state_file),
             names,
+            container_names,
             suspicions: Suspicions::default(),
             allowances: Allowances::new(now_ns),
             slow_work: SlowWork::new(now_ns),
@@ -226,6 +231,12 @@ impl Arbiter {
             .and_then(|()| {
                 let bell = arbiter.names.bell();
                 arbiter.poller.add(bell, Event::Names, Interest::Read)
+            })
+            .and_then(|()| {
+                let bell = arbiter.container_names.bell();
+                arbiter
+                    .poller
+                    .add(bell, Event::ContainerNames, Interest::Read)
             })
             .and_then(|()| match arbiter.rulebook.bell() {
                 Some(bell) => arbiter.poller.add(bell, Event::Rules, Interest::Read),
@@ -414,6 +425,7 @@ impl Arbiter {
             Event::Census => self.on_census(now_ns),
             Event::Desk => self.control.on_desk(now_ns),
             Event::Names => self.on_names(now_ns),
+            Event::ContainerNames => self.on_container_names(now_ns),
             Event::Rules => self.on_rules(),
             Event::Reload => {
                 self.lifetime.take_hangups();

@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::bell::Bell;
+use crate::container::InContainer;
 use crate::writer::Writer;
 
 /// Format of the file.
@@ -94,6 +95,8 @@ pub struct SavedTenant {
     pub user: String,
     /// Who else registered it.
     pub identity: Identity,
+    /// The container that it is.
+    pub container: Option<InContainer>,
     /// Root has given it something.
     pub unbound: bool,
 }

@@ -1,8 +1,8 @@
 //! What is reported about the arbiter, its devices and its jobs.
 
 use control::{
-    ArbiterStatus, DeviceBytes, DeviceStatus, JobDevice, JobState, JobStatus, ProcessStatus,
-    SliceMode, UnmanagedProcess,
+    ArbiterStatus, ContainerStatus, DeviceBytes, DeviceStatus, JobDevice, JobState, JobStatus,
+    ProcessStatus, SliceMode, UnmanagedProcess,
 };
 use policy::TenantId;
 
@@ -13,6 +13,21 @@ use crate::residency_survey;
 use crate::serve::Arbiter;
 use crate::spec;
 use crate::tenant::Tenant;
+
+/// The container that has registered a job, if one has.
+fn container_of(tenant: &Tenant) -> Option<ContainerStatus> {
+    let place = &tenant.identity.place;
+    (!place.container.is_empty()).then(|| ContainerStatus {
+        id: place.container.clone(),
+        name: tenant
+            .container
+            .as_ref()
+            .map_or_else(String::new, |one| one.name.clone()),
+        runtime: place.runtime.clone(),
+        pod: place.pod.clone(),
+        is_job: tenant.container.is_some(),
+    })
+}
 
 impl Arbiter {
     pub(crate) fn status(&self) -> ArbiterStatus {
@@ -282,6 +297,7 @@ impl Arbiter {
             dormant_processes: None,
             listens_for_resize: self.listens_for_resize(tenant),
             resize: self.resize_status(tenant),
+            container: container_of(tenant),
             capped: tenant.spec.bounds.capped.clone(),
         })
     }

@@ -11,6 +11,7 @@ use policy::TenantId;
 
 use crate::census::Process;
 use crate::clock::Clock;
+use crate::container::InContainer;
 use crate::journal::{About, Allowance};
 use crate::peer;
 use crate::spec::Spec;
@@ -25,6 +26,8 @@ pub struct Tenant {
     pub spec: Spec,
     /// Who registered it, beside its user.
     pub identity: Identity,
+    /// The container whose processes are this job; `None`: it has a launcher.
+    pub container: Option<InContainer>,
     /// Its part of what its user's jobs have together, where that has become less than they had.
     pub user_caps: Vec<Layer>,
     /// A process that presents it belongs to this job.
@@ -132,6 +135,15 @@ impl Tenant {
         About::job(&self.spec.name, self.id.0)
     }
 
+    /// Whether it is a container of this key, or was registered in it.
+    pub fn is_of_container(&self, key: &str) -> bool {
+        let registered = || control::place::container_group(&self.identity.cgroups);
+        match &self.container {
+            Some(container) => container.key == key,
+            None => registered().as_deref() == Some(key),
+        }
+    }
+
     /// A new job.
     pub fn new(
         id: TenantId,
@@ -145,6 +157,7 @@ impl Tenant {
             id,
             spec,
             identity: Identity::default(),
+            container: None,
             user_caps: Vec::new(),
             token,
             uid,

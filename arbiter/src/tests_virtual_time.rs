@@ -84,6 +84,7 @@ fn hello(token: &str, previous_slot: Option<u32>) -> Hello {
             total_bytes: 16 * GIB,
         }],
         command: "train".into(),
+        asked: String::new(),
     }
 }
 

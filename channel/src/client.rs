@@ -17,8 +17,8 @@ use crate::page::{Mapped, PageError};
 use crate::residency::RESIDENCY;
 use crate::signature::SIGNATURES;
 use crate::wire::{
-    DeviceId, Hello, MESSAGE_BYTES, Outcome, PROTOCOL_MAJOR, PROTOCOL_MINOR, READER, TEXT_BYTES,
-    TOKEN_BYTES, Welcome, WireError,
+    ASKS, DeviceId, Hello, MESSAGE_BYTES, Outcome, PROTOCOL_MAJOR, PROTOCOL_MINOR, READER,
+    TEXT_BYTES, TOKEN_BYTES, Welcome, WireError,
 };
 
 /// Why a client could not attach.
@@ -133,6 +133,8 @@ pub struct Introduction {
     pub devices: Vec<DeviceId>,
     /// Name of the program, for people.
     pub command: String,
+    /// What it asks for, where it has no token; see [`Hello::asked`].
+    pub asked: Option<String>,
 }
 
 /// What survives the loss of an arbiter and is handed to the next one: the pages in which the
@@ -238,15 +240,17 @@ impl ClientEnd {
         .map_err(unreachable)?;
         rustix::net::connect(&socket, &address).map_err(unreachable)?;
 
+        let asks = introduction.asked.as_ref().map_or(0, |_| ASKS);
         let hello = Hello {
             major: PROTOCOL_MAJOR,
             minor: PROTOCOL_MINOR,
-            features,
+            features: features | asks,
             token: introduction.token,
             previous_slot: last.map(|last| last.slot),
             gap_ns: u64::try_from(gap.as_nanos()).unwrap_or(u64::MAX),
             devices: introduction.devices.clone(),
             command: introduction.command.clone(),
+            asked: introduction.asked.clone().unwrap_or_default(),
         };
         let kept: Vec<BorrowedFd<'_>> = match last {
             Some(last) => {

@@ -59,4 +59,4 @@ pub use shared::Block;
 pub use signature::{KIND_BITS, Noted, SIGNATURES};
 pub use sync::FutexWord;
 #[cfg(not(loom))]
-pub use wire::READER;
+pub use wire::{ASKS, READER};

@@ -11,17 +11,22 @@ use crate::layout::MAX_DEVICES;
 /// Protocol major: both sides must agree.
 pub const PROTOCOL_MAJOR: u32 = 2;
 /// Protocol minor: the older side's is spoken.
-pub const PROTOCOL_MINOR: u32 = 0;
+pub const PROTOCOL_MINOR: u32 = 1;
 /// First word of each message.
 const MAGIC: u32 = u32::from_le_bytes(*b"slt1");
 
 /// Feature of a [`Hello`]: the process only reads what the pages say, and needs no slot.
 pub const READER: u64 = 4;
+/// Feature of a [`Hello`]: the process has no token and asks for terms, as one of a container does
+/// that nobody has registered.
+pub const ASKS: u64 = 8;
 
 /// Bytes of a tenant's token.
 pub const TOKEN_BYTES: usize = 32;
 /// Longest message text.
 pub(crate) const TEXT_BYTES: usize = 192;
+/// Longest text of what a process asks for.
+pub const ASKED_BYTES: usize = 1280;
 /// Longest message of the handshake in bytes.
 pub const MESSAGE_BYTES: usize = 2048;
 
@@ -54,6 +59,9 @@ pub struct Hello {
     pub devices: Vec<DeviceId>,
     /// Name of the program, for people.
     pub command: String,
+    /// What a process without a token asks for: a line `NAME=value` for each variable of its
+    /// environment that says so. Empty without the feature [`ASKS`].
+    pub asked: String,
 }
 
 /// arbiter --Welcome--> client, with the descriptors of the arbiter's half, the client's half and
@@ -149,6 +157,9 @@ impl Hello {
             out.u64(device.total_bytes);
         }
         out.text(&self.command);
+        if self.features & ASKS != 0 {
+            out.text_of(&self.asked, ASKED_BYTES);
+        }
         out.0
     }
 
@@ -171,6 +182,11 @@ impl Hello {
             })
             .collect::<Result<_, WireError>>()?;
         let command = from.text()?;
+        let asked = if features & ASKS == 0 {
+            String::new()
+        } else {
+            from.text_of(ASKED_BYTES)?
+        };
         Ok(Self {
             major,
             minor,
@@ -180,6 +196,7 @@ impl Hello {
             gap_ns,
             devices,
             command,
+            asked,
         })
     }
 }
@@ -240,7 +257,11 @@ impl Writer {
     }
 
     fn text(&mut self, text: &str) {
-        let mut end = text.len().min(TEXT_BYTES);
+        self.text_of(text, TEXT_BYTES);
+    }
+
+    fn text_of(&mut self, text: &str, most: usize) {
+        let mut end = text.len().min(most);
         while !text.is_char_boundary(end) {
             end -= 1;
         }
@@ -283,8 +304,12 @@ impl<'a> Reader<'a> {
     }
 
     fn text(&mut self) -> Result<String, WireError> {
+        self.text_of(TEXT_BYTES)
+    }
+
+    fn text_of(&mut self, most: usize) -> Result<String, WireError> {
         let bytes = self.u32()? as usize;
-        if bytes > TEXT_BYTES {
+        if bytes > most {
             return Err(WireError::Field("text length", bytes as u64));
         }
         Ok(String::from_utf8_lossy(self.take(bytes)?).into_owned())
@@ -299,7 +324,7 @@ mod tests {
         Hello {
             major: PROTOCOL_MAJOR,
             minor: PROTOCOL_MINOR,
-            features: 5,
+            features: 5 | ASKS,
             token: [7; TOKEN_BYTES],
             previous_slot: Some(3),
             gap_ns: 9,
@@ -311,7 +336,38 @@ mod tests {
                 2
             ],
             command: "python train.py".into(),
+            asked: "SUBLET_MEM=8GiB\nSUBLET_SHARE=0.5\n".into(),
         }
+    }
+
+    #[test]
+    fn a_process_with_a_token_asks_for_nothing() {
+        let hello = Hello {
+            features: 5,
+            ..hello()
+        };
+        let back = Hello::decode(&hello.encode()).expect("readable");
+        assert_eq!(back.asked, "");
+        assert!(
+            hello.encode().len()
+                < Hello {
+                    features: 13,
+                    ..hello
+                }
+                .encode()
+                .len()
+        );
+    }
+
+    #[test]
+    fn the_longest_message_fits() {
+        let long = Hello {
+            devices: vec![DeviceId::default(); MAX_DEVICES],
+            command: "x".repeat(TEXT_BYTES),
+            asked: "x".repeat(ASKED_BYTES),
+            ..hello()
+        };
+        assert!(long.encode().len() <= MESSAGE_BYTES);
     }
 
     #[test]

@@ -20,6 +20,7 @@ fn introduction() -> Introduction {
             total_bytes: 1 << 30,
         }],
         command: "attach test".into(),
+        asked: None,
     }
 }
 

@@ -27,7 +27,6 @@ mod recording;
 mod replay;
 mod run;
 mod set;
-mod settings;
 mod simulate;
 mod table;
 mod top;

@@ -100,7 +100,8 @@ fn text_of(status: &ArbiterStatus) -> String {
         text += "no jobs\n";
         return text;
     }
-    let mut table = Table::new(&[
+    let contained = status.jobs.iter().any(|job| job.container.is_some());
+    let mut columns = vec![
         ("NAME", Align::Left),
         ("CLASS", Align::Left),
         ("STATE", Align::Left),
@@ -114,9 +115,18 @@ fn text_of(status: &ArbiterStatus) -> String {
         ("OOM", Align::Right),
         ("GPU", Align::Left),
         ("USER", Align::Left),
-    ]);
+    ];
+    if contained {
+        columns.push(("CONTAINER", Align::Left));
+    }
+    let mut table = Table::new(&columns);
     for job in &status.jobs {
-        table.row(job_row(job));
+        let mut row = job_row(job);
+        if contained {
+            let container = job.container.as_ref();
+            row.push(container.map_or("-", |one| one.short()).to_owned());
+        }
+        table.row(row);
     }
     text += &table.render();
     text += &residences_of(status);

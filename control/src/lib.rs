@@ -13,6 +13,7 @@
 mod client;
 mod config;
 mod device;
+pub mod environment;
 mod error;
 mod events;
 mod job_settings;
@@ -45,8 +46,8 @@ pub use layers::{Bounds, Capped, InForce, Layer, in_force, text_of};
 pub use name::{BadName, NAME_MAX_BYTES, check_name, name_from_command};
 pub use profile::{IterationSource, Profile, SoloSource};
 pub use report::{
-    ArbiterStatus, DeviceBytes, DeviceStatus, EscapedProcess, Event, JobDevice, JobState,
-    JobStatus, ProcessStatus, Registered, Reloaded, UnmanagedProcess,
+    ArbiterStatus, ContainerStatus, DeviceBytes, DeviceStatus, EscapedProcess, Event, JobDevice,
+    JobState, JobStatus, ProcessStatus, Registered, Reloaded, UnmanagedProcess,
 };
 pub use request::{Change, JobSpec, OwnFile, Reply, Request};
 pub use residency::{

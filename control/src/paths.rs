@@ -169,6 +169,12 @@ impl RuntimeDir {
         ]
     }
 
+    /// What containers are shown of the directory: another name of the channel's socket, and
+    /// nothing else.
+    pub fn containers_dir(&self) -> PathBuf {
+        self.path.join("containers")
+    }
+
     /// Held by flock(2) for as long as an arbiter lives.
     pub fn lock_file(&self) -> PathBuf {
         self.path.join("arbiter.lock")

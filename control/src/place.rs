@@ -18,6 +18,9 @@ const ID_DIGITS: usize = 64;
 pub struct Place {
     /// 64 hexadecimal digits.
     pub container: String,
+    /// What runs it: `docker`, `podman`, `containerd`, `cri-o`; empty where its control group does
+    /// not say.
+    pub runtime: String,
     /// UID of the pod, as Kubernetes writes it.
     pub pod: String,
     /// Number of the job.
@@ -94,6 +97,7 @@ impl Place {
         let or = |own: String, other| if own.is_empty() { other } else { own };
         Self {
             container: or(self.container, other.container),
+            runtime: or(self.runtime, other.runtime),
             pod: or(self.pod, other.pod),
             slurm_job: or(self.slurm_job, other.slurm_job),
         }
@@ -104,12 +108,18 @@ impl Place {
         let mut place = Self::default();
         for path in paths(text) {
             let mut in_slurm = false;
+            let mut above = "";
             for part in path.split('/') {
                 in_slurm |= part.starts_with("slurm");
                 if let Some(id) = container(part) {
                     // The innermost one.
                     place.container = id;
+                    let said = runtime(part).or_else(|| runtime(above)).unwrap_or_default();
+                    if !said.is_empty() {
+                        place.runtime = said.to_owned();
+                    }
                 }
+                above = part;
                 if let Some(uid) = pod(part) {
                     place.pod = uid;
                 }
@@ -121,6 +131,30 @@ impl Place {
         }
         place
     }
+}
+
+/// The part of a control group's path that is the container's, up to its id: no two containers of
+/// a host have the same, and processes below it belong to it. By the paths of each hierarchy.
+pub fn container_group<S: AsRef<str>>(cgroups: &[S]) -> Option<String> {
+    cgroups.iter().map(AsRef::as_ref).find_map(|path| {
+        let parts: Vec<&str> = path.split('/').collect();
+        let last = parts.iter().rposition(|part| container(part).is_some())?;
+        Some(parts.get(..=last)?.join("/"))
+    })
+}
+
+/// What runs a container of this name, or below this folder.
+fn runtime(part: &str) -> Option<&'static str> {
+    [
+        ("docker", "docker"),
+        ("libpod", "podman"),
+        ("cri-containerd", "containerd"),
+        ("nerdctl", "containerd"),
+        ("crio", "cri-o"),
+    ]
+    .iter()
+    .find(|(mark, _)| part.starts_with(mark))
+    .map(|(_, name)| *name)
 }
 
 fn is_number(text: &str) -> bool {
@@ -226,6 +260,47 @@ mod tests {
             );
             assert_eq!(found, (container, pod, slurm_job), "{text}");
         }
+    }
+
+    #[test]
+    fn what_runs_a_container_is_in_its_control_group() {
+        for (path, runtime, group) in [
+            (format!("/docker/{ID}"), "docker", format!("/docker/{ID}")),
+            (
+                format!("/system.slice/docker-{ID}.scope/init"),
+                "docker",
+                format!("/system.slice/docker-{ID}.scope"),
+            ),
+            (
+                format!("/libpod_parent/libpod-{ID}"),
+                "podman",
+                format!("/libpod_parent/libpod-{ID}"),
+            ),
+            (
+                format!("/kubepods.slice/cri-containerd-{ID}.scope"),
+                "containerd",
+                format!("/kubepods.slice/cri-containerd-{ID}.scope"),
+            ),
+            (
+                format!("/kubepods.slice/crio-{ID}.scope/container"),
+                "cri-o",
+                format!("/kubepods.slice/crio-{ID}.scope"),
+            ),
+            (
+                format!("/kubepods/besteffort/x/{ID}/a/b"),
+                "",
+                format!("/kubepods/besteffort/x/{ID}"),
+            ),
+        ] {
+            let place = Place::of(&format!("0::{path}\n"));
+            assert_eq!(
+                (place.runtime.as_str(), place.container.as_str()),
+                (runtime, ID)
+            );
+            let paths = ["/user.slice".to_owned(), path];
+            assert_eq!(container_group(&paths), Some(group));
+        }
+        assert_eq!(container_group(&["/", "/user.slice/a.scope"]), None);
     }
 
     #[test]

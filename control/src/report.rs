@@ -132,8 +132,40 @@ pub struct JobStatus {
     pub dormant_processes: Option<u32>,
     /// What it was asked for, and has not been stopped for yet.
     pub resize: Option<ResizeStatus>,
+    /// The container that registered it; `None`: it is in none.
+    pub container: Option<ContainerStatus>,
     /// Settings that it, or its owner, asked for and that quota files cap.
     pub capped: Vec<Capped>,
+}
+
+/// A container, as its control group and its engine say.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContainerStatus {
+    /// 64 hexadecimal digits; of one without a control group of its own `pidns-` and the number of
+    /// its PID namespace.
+    pub id: String,
+    /// Empty: not known.
+    pub name: String,
+    /// `docker`, `podman`, `containerd` or `cri-o`; empty: not known.
+    pub runtime: String,
+    /// UID of its pod; empty: it is in none.
+    pub pod: String,
+    /// All of its processes are the job, which has no launcher.
+    pub is_job: bool,
+}
+
+impl ContainerStatus {
+    /// Its name, or so much of its id that people know it by.
+    pub fn short(&self) -> &str {
+        if !self.name.is_empty() {
+            return &self.name;
+        }
+        if self.id.starts_with("pidns-") {
+            return &self.id;
+        }
+        self.id.get(..12).unwrap_or(&self.id)
+    }
 }
 
 /// A job's part in one device.

@@ -114,7 +114,7 @@ pub const CRATES: [Crate; 18] = [
             ),
             (
                 "settings; what several of them come to",
-                &["device", "job_settings", "layers"],
+                &["device", "environment", "job_settings", "layers"],
             ),
             ("what is answered", &["config", "report"]),
             ("what is asked", &["request"]),
@@ -152,6 +152,7 @@ pub const CRATES: [Crate; 18] = [
                 "peers, descriptors, files",
                 &[
                     "bell",
+                    "container",
                     "descriptors",
                     "peer",
                     "spare",
@@ -167,7 +168,7 @@ pub const CRATES: [Crate; 18] = [
             ),
             (
                 "what wakes the loop, what is recorded",
-                &["census", "journal", "names", "reactor"],
+                &["census", "container_names", "journal", "names", "reactor"],
             ),
             (
                 "parts of the arbiter",
@@ -226,6 +227,7 @@ pub const CRATES: [Crate; 18] = [
                     "status",
                     "timelines",
                     "violations",
+                    "walk_in",
                 ],
             ),
         ],
@@ -341,7 +343,6 @@ pub const CRATES: [Crate; 18] = [
                     "json",
                     "mistake",
                     "printable",
-                    "settings",
                     "table",
                     "recording",
                     "unmanaged",

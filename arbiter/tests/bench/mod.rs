@@ -172,6 +172,7 @@ pub fn introduction(job: &Registered) -> Introduction {
             total_bytes: 8 << 30,
         }],
         command: "worker".into(),
+        asked: None,
     }
 }
 

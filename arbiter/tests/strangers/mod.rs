@@ -145,6 +145,7 @@ fn greet(job: &control::Registered, features: u64) -> (Welcome, Vec<OwnedFd>, Ow
         gap_ns: 0,
         devices: introduction.devices,
         command: introduction.command,
+        asked: String::new(),
     };
     let socket = bench::seqpacket(&job.channel_socket);
     assert!(bench::send(&socket, &hello.encode()));

@@ -76,6 +76,7 @@ pub fn doctor(args: &Doctor) -> Result<(String, u8)> {
         "quota_file": config.paths.first(),
         "quota_files": status.as_ref().map(|status| &status.config),
         "quotas": status.as_ref().map_or(Value::Array(Vec::new()), quotas),
+        "asked": asked(|name| env::var_os(name)),
         "mps": host::mps(|name| env::var_os(name)),
         "container": host::container(Path::new("/proc/self")),
         "command": watched.map(|watched| watched.report()),
@@ -97,6 +98,25 @@ pub fn doctor(args: &Doctor) -> Result<(String, u8)> {
         text::of(&report, &findings)
     };
     Ok((printed, code))
+}
+
+/// Variables that ask for something, and which of them count.
+fn asked(var: impl Fn(&str) -> Option<std::ffi::OsString>) -> Value {
+    match control::environment::asked(var) {
+        Ok(asked) => asked
+            .said
+            .iter()
+            .map(|said| {
+                json!({
+                    "setting": said.key,
+                    "variable": said.variable,
+                    "value": said.value,
+                    "counts": asked.counts(said),
+                })
+            })
+            .collect(),
+        Err(error) => json!({ "error": error.to_string() }),
+    }
 }
 
 fn arbiter() -> Result<Option<ArbiterStatus>> {
@@ -220,6 +240,19 @@ impl Finding {
     }
 }
 
+/// Whether two settings are about the same: memory, or time.
+fn same_matter(one: &Value, other: &Value) -> bool {
+    let matter = |said: &Value| {
+        let key = said["setting"].as_str().unwrap_or_default().to_owned();
+        if key.starts_with("share") {
+            "share".into()
+        } else {
+            key
+        }
+    };
+    matter(one) == matter(other)
+}
+
 fn findings(report: &Value) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut add = |level, text: String| findings.push(Finding { level, text });
@@ -234,6 +267,24 @@ fn findings(report: &Value) -> Vec<Finding> {
             Level::Warning,
             format!("NVML does not answer ({reason}), {text}"),
         );
+    }
+    if let Some(error) = report["asked"]["error"].as_str() {
+        add(Level::Warning, format!("no job would start: {error}"));
+    }
+    let asked = list(&report["asked"]);
+    for said in asked.iter().filter(|said| said["counts"] == false) {
+        let winners: Vec<String> = asked
+            .iter()
+            .filter(|one| one["counts"] == true && same_matter(one, said))
+            .map(|one| word(&one["variable"]))
+            .collect();
+        let winner = winners.join(" and ");
+        let text = format!(
+            "{}={} does not count: {winner} beats it",
+            word(&said["variable"]),
+            word(&said["value"])
+        );
+        add(Level::Note, text);
     }
     for error in list(&report["quota_files"]["errors"]) {
         let text = "those from before are in force";

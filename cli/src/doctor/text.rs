@@ -81,6 +81,22 @@ pub(super) fn of(report: &Value, findings: &[Finding]) -> String {
             ),
         );
     }
+    for said in list(&report["asked"]) {
+        let counts = if said["counts"] == true {
+            ""
+        } else {
+            " (does not count)"
+        };
+        line(
+            "asked",
+            format!(
+                "{} by {}={}{counts}",
+                word(&said["setting"]),
+                word(&said["variable"]),
+                word(&said["value"])
+            ),
+        );
+    }
     let mps = &report["mps"];
     if mps["daemon_pid"].is_number() || mps["listens"] == true {
         line(

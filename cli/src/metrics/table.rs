@@ -233,7 +233,15 @@ fn device_info(device: &DeviceStatus) -> Row {
 }
 
 fn job_info(job: &JobStatus, place: Option<&Place>) -> Row {
-    let place = place.cloned().unwrap_or_default();
+    let mut place = place.cloned().unwrap_or_default();
+    if let Some(container) = job
+        .container
+        .as_ref()
+        .filter(|_| place.container.is_empty())
+    {
+        place.container.clone_from(&container.id);
+        place.pod.clone_from(&container.pod);
+    }
     let more = [
         job.uid.to_string(),
         job.class.as_str().to_owned(),

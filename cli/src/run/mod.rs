@@ -24,14 +24,15 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 
 use anyhow::{Context, anyhow, bail};
+use control::environment::asked as environment_asks;
 use control::paths::{RuntimeDir, Surroundings};
 use control::place::Identity;
-use control::{Capped, Client, ClientError, JobSpec, OwnFile, Registered, Settings};
+use control::{Capped, Client, ClientError, JobSpec, OwnFile, Registered};
 
 use crate::args::Run;
 use crate::config::{Config, Places, Subject};
 use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result};
-use crate::{connect, settings, unmanaged};
+use crate::{connect, unmanaged};
 use command::CommandError;
 use driver::{Driver, Wish};
 use install::Install;
@@ -102,10 +103,10 @@ fn prepare(args: Run) -> Result<Ready> {
         .iter()
         .map(|word| word.to_string_lossy().into_owned())
         .collect();
-    let (from_environment, name) = settings::from_environment(|name| env::var_os(name))?;
+    let asked = environment_asks(|name| env::var_os(name))?;
     // Left empty where nobody gave one: the arbiter then makes one that is free, and refuses no job
     // for its name.
-    let name = args.name.clone().or(name).unwrap_or_default();
+    let name = args.name.clone().or(asked.name.clone()).unwrap_or_default();
     let known_as = if name.is_empty() {
         control::name_from_command(&shown)
     } else {
@@ -124,7 +125,7 @@ fn prepare(args: Run) -> Result<Ready> {
         user: &user_name(),
         identity: &identity,
     });
-    let given = args.settings.0.clone().or(&from_environment);
+    let given = asked.below(&args.settings.0);
     let settings = control::in_force(&given, &set, &[], &[], now_unix_ms()).settings;
     settings
         .check()

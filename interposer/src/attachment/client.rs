@@ -14,6 +14,7 @@ use channel::wire::{DeviceId, Outcome, TOKEN_BYTES};
 use channel::{Account, Bypass, Event, MAX_DEVICES};
 use shim_ffi::*;
 
+use crate::attachment::asked::{self, Asked};
 use crate::attachment::refusal::{self, OnRefusal};
 use crate::driver::real;
 use crate::ground::clock::{now_ns, pause};
@@ -221,7 +222,7 @@ fn without(job: &Job) -> Result<(), CUresult> {
 /// The job that this process is of, as its environment says.
 struct Job {
     socket: PathBuf,
-    token: [u8; TOKEN_BYTES],
+    pass: Pass,
     on_loss: OnLoss,
     on_refusal: OnRefusal,
     /// How long an arbiter is waited for that is not there.
@@ -229,8 +230,31 @@ struct Job {
     strict: bool,
 }
 
+/// What makes this process one of its job.
+enum Pass {
+    /// The capability that `sublet run` has handed out.
+    Token([u8; TOKEN_BYTES]),
+    /// The container that it is in, and what it asks for there.
+    Container(Asked),
+}
+
+impl Pass {
+    fn introduction(&self, devices: Vec<DeviceId>) -> Introduction {
+        let (token, asked) = match self {
+            Self::Token(token) => (*token, None),
+            Self::Container(asked) => ([0; TOKEN_BYTES], Some(asked.lines.clone())),
+        };
+        Introduction {
+            token,
+            devices,
+            command: command(),
+            asked,
+        }
+    }
+}
+
 fn job() -> Option<Job> {
-    let (socket, token) = membership()?;
+    let (socket, pass) = membership()?;
     let on_loss = match variable(c"SUBLET_ON_ARBITER_LOSS") {
         Some(b"freeze") => OnLoss::Freeze,
         Some(b"closed") => OnLoss::Closed,
@@ -239,6 +263,7 @@ fn job() -> Option<Job> {
     let said = refusal::said();
     let on_refusal = match said {
         Some(said) => said,
+        None if matches!(&pass, Pass::Container(asked) if asked.limited) => OnRefusal::Closed,
         None if on_loss == OnLoss::Open => OnRefusal::Open,
         None => OnRefusal::Closed,
     };
@@ -246,11 +271,15 @@ fn job() -> Option<Job> {
         (OnLoss::Freeze, _) => FREEZE,
         (_, Some(OnRefusal::Closed)) => RESTART,
         (_, Some(OnRefusal::Open)) => RESTART_OPEN,
+        (_, None) if matches!(&pass, Pass::Container(_)) => match on_refusal {
+            OnRefusal::Closed => RESTART,
+            OnRefusal::Open => RESTART_OPEN,
+        },
         (_, None) => Duration::ZERO,
     };
     Some(Job {
         socket,
-        token,
+        pass,
         on_loss,
         on_refusal,
         patience,
@@ -262,33 +291,30 @@ fn prepare(job: &Job, steps: &Steps) -> Introduction {
     process::watch();
     fault::attachment();
     (steps.prepare)();
-    Introduction {
-        token: job.token,
-        devices: devices(),
-        command: command(),
-    }
+    job.pass.introduction(devices())
 }
 
-/// Where the arbiter is, and the capability of our job; `None`: we are in none, or on our way out.
-fn membership() -> Option<(PathBuf, [u8; TOKEN_BYTES])> {
+/// Where the arbiter is, and what makes us one of a job; `None`: we are in none, or on our way out.
+fn membership() -> Option<(PathBuf, Pass)> {
     if process::exiting() {
         return None;
     }
-    let (socket, token) = (variable(c"SUBLET_SOCKET")?, variable(c"SUBLET_TOKEN")?);
-    let socket = PathBuf::from(OsStr::from_bytes(socket));
-    Some((socket, <[u8; TOKEN_BYTES]>::try_from(token).ok()?))
+    let socket = variable(c"SUBLET_SOCKET").map(|socket| PathBuf::from(OsStr::from_bytes(socket)));
+    if let Some(token) = variable(c"SUBLET_TOKEN") {
+        let token = <[u8; TOKEN_BYTES]>::try_from(token).ok()?;
+        return Some((socket?, Pass::Token(token)));
+    }
+    let asked = asked::asked()?;
+    let socket = socket.unwrap_or_else(|| PathBuf::from(asked::SOCKET));
+    Some((socket, Pass::Container(asked)))
 }
 
 /// An attachment besides the one that [`attach`] makes, for a process that only reads: it is shown
 /// the job's pages.
 pub(crate) fn attach_reader(devices: &[DeviceId]) -> Option<ClientEnd> {
-    let (socket, token) = membership()?;
+    let (socket, pass) = membership()?;
     process::watch();
-    let introduction = Introduction {
-        token,
-        devices: devices.to_vec(),
-        command: command(),
-    };
+    let introduction = pass.introduction(devices.to_vec());
     // TIMEOUT: a report that takes a second is a nuisance; without the pages the physical truth is
     // reported.
     ClientEnd::attach_reader(&socket, &introduction, Duration::from_secs(1)).ok()

@@ -8,7 +8,9 @@
 //! The line is the only thing that this library ever prints. It goes to the standard error of
 //! `sublet run`, and nowhere else: a program may have closed that, and have a file of its own under
 //! the number 2. So `sublet run` says which file its standard error is (`SUBLET_STDERR`), and a
-//! copy of descriptor 2 must be that file, or a terminal, before anything is written.
+//! copy of descriptor 2 must be that file, or a terminal, before anything is written. In a
+//! container that registers itself there is no `sublet run`: there it is the pipe that the
+//! container's first process has under the number 2, where the engine reads.
 
 use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,6 +20,7 @@ use std::time::Duration;
 use channel::client::AttachError;
 use shim_ffi::CUresult;
 
+use crate::attachment::asked;
 use crate::driver::real;
 use crate::ground::environment::variable;
 
@@ -118,7 +121,8 @@ fn tell(line: &dyn Fn(u32, &str) -> String) {
     let Some(stderr) = stderr_of_run() else {
         return;
     };
-    let job = variable(c"SUBLET_JOB").map_or("?".into(), String::from_utf8_lossy);
+    let job = variable(c"SUBLET_JOB").or_else(|| variable(c"SUBLET_CONTAINER"));
+    let job = job.map_or("?".into(), String::from_utf8_lossy);
     write_once(stderr.as_fd(), line(std::process::id(), &job).as_bytes());
 }
 
@@ -126,7 +130,10 @@ fn tell(line: &dyn Fn(u32, &str) -> String) {
 /// that what was looked at is what is written to, whatever another thread does with the number 2
 /// meanwhile.
 fn stderr_of_run() -> Option<Copy> {
-    said()?;
+    let in_container = asked::asked().is_some();
+    if said().is_none() && !in_container {
+        return None;
+    }
     // SAFETY: a number to copy; where it is not open the copy fails.
     let stderr = unsafe { BorrowedFd::borrow_raw(2) };
     let copy = match rustix::io::fcntl_dupfd_cloexec(stderr, 3) {
@@ -138,7 +145,17 @@ fn stderr_of_run() -> Option<Copy> {
     let file = rustix::fs::fstat(copy.as_fd()).ok()?;
     let of_run = variable(c"SUBLET_STDERR").and_then(|text| std::str::from_utf8(text).ok());
     let is_of_run = of_run == Some(format!("{}:{}", file.st_dev, file.st_ino).as_str());
-    (is_of_run || rustix::termios::isatty(copy.as_fd())).then_some(copy)
+    let is_shown = is_of_run || rustix::termios::isatty(copy.as_fd());
+    (is_shown || (in_container && is_of_container(&file))).then_some(copy)
+}
+
+/// Whether this is the pipe into which the first process of our container writes its errors: the
+/// engine has made it, and keeps what comes.
+fn is_of_container(file: &rustix::fs::Stat) -> bool {
+    use rustix::fs::FileType;
+    let is_pipe = FileType::from_raw_mode(file.st_mode) == FileType::Fifo;
+    let first = rustix::fs::stat("/proc/1/fd/2");
+    is_pipe && first.is_ok_and(|it| (it.st_dev, it.st_ino) == (file.st_dev, file.st_ino))
 }
 
 enum Copy {

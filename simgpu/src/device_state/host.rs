@@ -38,10 +38,17 @@ pub(super) fn unlock(fd: RawFd, at: i64) {
 }
 
 pub(super) fn locked_by_another(fd: RawFd, at: i64) -> bool {
+    lock_owner(fd, at).is_some()
+}
+
+/// The other process that has locked a byte, by its number in our own PID namespace; 0 where that
+/// does not see it.
+pub(super) fn lock_owner(fd: RawFd, at: i64) -> Option<u32> {
     let mut record = record(libc::F_WRLCK, at);
     // SAFETY: as in `lock`; the structure is written by the call.
     let answered = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETLK, &mut record) } == 0;
-    answered && record.l_type != libc::F_UNLCK as libc::c_short
+    let is_locked = answered && record.l_type != libc::F_UNLCK as libc::c_short;
+    is_locked.then(|| u32::try_from(record.l_pid).unwrap_or(0))
 }
 
 /// Whether a process was stopped by a signal or a tracer (field 3 of `/proc/PID/stat`, see

@@ -38,7 +38,7 @@ use crate::clock;
 use crate::lock::Mutex;
 use crate::profile::Profile;
 use crate::settings::{self, BadConfig};
-use host::{image_number, lock, locked_by_another, unlock};
+use host::{image_number, lock, lock_owner, locked_by_another, unlock};
 use layout::{LAYOUT, SlotDevice, State, turn_word};
 
 pub use events::{OpenError, SharedEvent};
@@ -464,7 +464,7 @@ impl DeviceState {
                 let shared = self.slot_device(slot, device);
                 let used_bytes = shared.used_bytes.load(Acquire);
                 Usage {
-                    pid: self.state().slots[slot].pid.load(Relaxed),
+                    pid: self.pid_of(slot),
                     used_bytes: used_bytes + self.shared_bytes_of(slot, device, self.own()),
                     compute_ns: shared.compute_ns.load(Relaxed),
                     copy_ns: shared.copy_ns.load(Relaxed),
@@ -478,6 +478,14 @@ impl DeviceState {
                 }
             })
             .collect()
+    }
+
+    /// A slot's process as we know it: what it wrote itself is its number in its own PID namespace,
+    /// which a container has.
+    fn pid_of(&self, slot: usize) -> u32 {
+        let said = self.state().slots[slot].pid.load(Relaxed);
+        let owner = lock_owner(self.fd, LOCK_SLOT + slot as i64);
+        owner.filter(|pid| *pid != 0).unwrap_or(said)
     }
 
     /// Times that the compute engine went from one process to another.

@@ -180,7 +180,7 @@ impl DeviceState {
         let Some(slot) = slot.checked_sub(1).filter(|slot| *slot < SLOTS) else {
             return false;
         };
-        let stopped = is_stopped(self.state().slots[slot].pid.load(Acquire));
+        let stopped = is_stopped(self.pid_of(slot));
         if stopped {
             self.state().devices[device].waiters[slot / 64].fetch_and(!(1 << (slot % 64)), SeqCst);
         }
