@@ -3,6 +3,7 @@
 
 mod arbiter_command;
 mod args;
+mod cdi;
 mod cluster_command;
 mod config;
 mod config_command;
@@ -37,7 +38,7 @@ mod when;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use args::{Command, ConfigCommand, DeviceCommand, Early, KernelCommand};
+use args::{CdiCommand, Command, ConfigCommand, DeviceCommand, Early, KernelCommand};
 use exit::{FAILED, Failure};
 
 fn main() -> ExitCode {
@@ -109,6 +110,9 @@ fn main() -> ExitCode {
         Command::Resume(args) => set::pause(&args, false),
         Command::Device(args) => match args.command {
             DeviceCommand::Set(args) => set::device(&args),
+        },
+        Command::Cdi(args) => match args.command {
+            CdiCommand::Generate(args) => cdi::generate(&args),
         },
         Command::Kernel(args) => match args.command {
             KernelCommand::Install(args) => kernel::install(&args),

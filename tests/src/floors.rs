@@ -351,7 +351,14 @@ pub const CRATES: [Crate; 18] = [
             ),
             (
                 "arguments, and commands whose arguments others share",
-                &["args", "cluster_command", "kubernetes_command", "ps", "run"],
+                &[
+                    "args",
+                    "cdi",
+                    "cluster_command",
+                    "kubernetes_command",
+                    "ps",
+                    "run",
+                ],
             ),
             (
                 "the other commands",

@@ -185,7 +185,8 @@ fn commands_of_a_page_run(page: &str) {
 }
 
 /// Each has a test of its own below, so that they run beside each other.
-const TUTORIALS: [&str; 4] = [
+const TUTORIALS: [&str; 5] = [
+    "tutorials/container.md",
     "tutorials/first-pair.md",
     "tutorials/first-result.md",
     "tutorials/interference.md",
@@ -219,23 +220,28 @@ fn every_tutorial_has_a_test() {
 }
 
 #[test]
-fn the_commands_of_the_first_pair_run() {
+fn the_commands_of_the_container_tutorial_run() {
     commands_of_a_page_run(TUTORIALS[0]);
 }
 
 #[test]
-fn the_commands_of_the_first_result_run() {
+fn the_commands_of_the_first_pair_run() {
     commands_of_a_page_run(TUTORIALS[1]);
 }
 
 #[test]
-fn the_commands_of_the_interference_tutorial_run() {
+fn the_commands_of_the_first_result_run() {
     commands_of_a_page_run(TUTORIALS[2]);
 }
 
 #[test]
-fn the_commands_of_the_notebook_tutorial_run() {
+fn the_commands_of_the_interference_tutorial_run() {
     commands_of_a_page_run(TUTORIALS[3]);
+}
+
+#[test]
+fn the_commands_of_the_notebook_tutorial_run() {
+    commands_of_a_page_run(TUTORIALS[4]);
 }
 
 #[test]

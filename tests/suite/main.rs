@@ -5,6 +5,7 @@ mod bounds;
 mod cluster;
 mod collective;
 mod config;
+mod containers;
 mod demo;
 mod descriptors;
 mod documents;
