@@ -5,6 +5,8 @@ use std::marker::PhantomData;
 use std::str::FromStr;
 
 use serde_json::{Value as Json, json};
+use utoipa::PartialSchema;
+use utoipa::openapi::{RefOr, Schema};
 
 use crate::setting::{Form, Kind};
 use crate::size::MemLimit;
@@ -20,6 +22,11 @@ pub struct Size;
 
 impl Kind for Size {
     type Value = MemLimit;
+
+    fn travels() -> RefOr<Schema> {
+        <Self::Value as PartialSchema>::schema()
+    }
+
     const PLACEHOLDER: &'static str = "SIZE|PCT";
     const FORMS: &'static [Form] = &[Form::Text];
     const EXAMPLE: &'static str = "\"8GiB\"";
@@ -43,6 +50,11 @@ pub struct Share;
 
 impl Kind for Share {
     type Value = f64;
+
+    fn travels() -> RefOr<Schema> {
+        <Self::Value as PartialSchema>::schema()
+    }
+
     const PLACEHOLDER: &'static str = "F|PCT";
     const FORMS: &'static [Form] = &[Form::Number, Form::Text];
     const EXAMPLE: &'static str = "0.5";
@@ -100,6 +112,11 @@ pub struct Word<T>(PhantomData<T>);
 
 impl<T: Words> Kind for Word<T> {
     type Value = T;
+
+    fn travels() -> RefOr<Schema> {
+        <Self::Value as PartialSchema>::schema()
+    }
+
     const PLACEHOLDER: &'static str = T::PLACEHOLDER;
     const FORMS: &'static [Form] = &[Form::Text];
     const EXAMPLE: &'static str = T::EXAMPLE;
@@ -119,6 +136,11 @@ pub struct Flag;
 
 impl Kind for Flag {
     type Value = bool;
+
+    fn travels() -> RefOr<Schema> {
+        <Self::Value as PartialSchema>::schema()
+    }
+
     const PLACEHOLDER: &'static str = "true|false";
     const FORMS: &'static [Form] = &[Form::Boolean];
     const EXAMPLE: &'static str = "true";
@@ -139,6 +161,11 @@ pub struct Time;
 
 impl Kind for Time {
     type Value = Span;
+
+    fn travels() -> RefOr<Schema> {
+        <Self::Value as PartialSchema>::schema()
+    }
+
     const PLACEHOLDER: &'static str = "TIME";
     const FORMS: &'static [Form] = &[Form::Text];
     const EXAMPLE: &'static str = "\"40m\"";
@@ -162,6 +189,11 @@ pub struct FromNow;
 
 impl Kind for FromNow {
     type Value = Deadline;
+
+    fn travels() -> RefOr<Schema> {
+        <Self::Value as PartialSchema>::schema()
+    }
+
     const PLACEHOLDER: &'static str = "TIME";
     const FORMS: &'static [Form] = &[Form::Text];
     const EXAMPLE: &'static str = "\"90m\"";
@@ -190,6 +222,11 @@ impl Quantum {
 
 impl Kind for Quantum {
     type Value = Span;
+
+    fn travels() -> RefOr<Schema> {
+        <Self::Value as PartialSchema>::schema()
+    }
+
     const PLACEHOLDER: &'static str = "TIME";
     const FORMS: &'static [Form] = &[Form::Text];
     const EXAMPLE: &'static str = "\"5ms\"";
@@ -219,6 +256,11 @@ pub struct Count<const LEAST: u64, const MOST: u64>;
 
 impl<const LEAST: u64, const MOST: u64> Kind for Count<LEAST, MOST> {
     type Value = u64;
+
+    fn travels() -> RefOr<Schema> {
+        <Self::Value as PartialSchema>::schema()
+    }
+
     const PLACEHOLDER: &'static str = "N";
     const FORMS: &'static [Form] = &[Form::Number];
     const EXAMPLE: &'static str = "2";
@@ -252,6 +294,11 @@ pub struct Ratio<const LEAST: u32, const MOST: u32>;
 
 impl<const LEAST: u32, const MOST: u32> Kind for Ratio<LEAST, MOST> {
     type Value = f64;
+
+    fn travels() -> RefOr<Schema> {
+        <Self::Value as PartialSchema>::schema()
+    }
+
     const PLACEHOLDER: &'static str = "F";
     const FORMS: &'static [Form] = &[Form::Number];
     const EXAMPLE: &'static str = "12.5";
@@ -279,6 +326,11 @@ pub struct Devices;
 
 impl Kind for Devices {
     type Value = Vec<DeviceSelector>;
+
+    fn travels() -> RefOr<Schema> {
+        <Self::Value as PartialSchema>::schema()
+    }
+
     const PLACEHOLDER: &'static str = "UUID|INDEX";
     const FORMS: &'static [Form] = &[Form::Number, Form::Text, Form::List];
     const EXAMPLE: &'static str = "[0, \"GPU-ff\"]";
@@ -306,6 +358,11 @@ pub struct DeviceMatch;
 
 impl Kind for DeviceMatch {
     type Value = Option<DeviceSelector>;
+
+    fn travels() -> RefOr<Schema> {
+        <Self::Value as PartialSchema>::schema()
+    }
+
     const PLACEHOLDER: &'static str = "UUID|INDEX|*";
     const FORMS: &'static [Form] = &[Form::Number, Form::Text];
     const EXAMPLE: &'static str = "1";
@@ -331,6 +388,11 @@ pub struct Policy;
 
 impl Kind for Policy {
     type Value = PolicyChoice;
+
+    fn travels() -> RefOr<Schema> {
+        <Self::Value as PartialSchema>::schema()
+    }
+
     const PLACEHOLDER: &'static str = "POLICY";
     const FORMS: &'static [Form] = &[Form::Text, Form::Table];
     const EXAMPLE: &'static str = "\"stride\"";

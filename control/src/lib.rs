@@ -58,6 +58,8 @@ pub use setting::{Setting, Settings};
 pub use size::{MemLimit, SizeError, exact_bytes, parse_bytes, short_bytes};
 pub use span::{BadSpan, Span, parse_span, short_span};
 pub use timeline::{SpanKind, TIMELINE_MOST, Timeline, TimelineJob, TimelineSpan};
+#[doc(hidden)]
+pub use utoipa;
 pub use values::{
     BadDevice, BadPolicyText, Class, Deadline, DeviceSelector, FailMode, Misbehaviour, OnRefusal,
     Overflow, Parameter, PolicyChoice, SliceMode, UnknownWord,

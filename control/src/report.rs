@@ -139,7 +139,7 @@ pub struct JobStatus {
 }
 
 /// A container, as its control group and its engine say.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct ContainerStatus {
     /// 64 hexadecimal digits; of one without a control group of its own `pidns-` and the number of

@@ -8,10 +8,12 @@
 //! from.
 
 use serde_json::Value as Json;
+use utoipa::openapi::schema::SchemaType;
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema};
 
 /// A kind of value: what people write for it, and what that means.
 pub trait Kind {
-    type Value: utoipa::ToSchema;
+    type Value;
     /// Placeholder in the help of a flag.
     const PLACEHOLDER: &'static str;
     /// How the quota file writes it.
@@ -25,6 +27,13 @@ pub trait Kind {
 
     /// What a JSON Schema says of it.
     fn schema() -> Json;
+
+    /// The same of the value as it travels to the arbiter; anything, where it never does.
+    fn travels() -> RefOr<Schema> {
+        ObjectBuilder::new()
+            .schema_type(SchemaType::AnyValue)
+            .into()
+    }
 }
 
 /// A form that a value has in the quota file.
@@ -221,16 +230,16 @@ macro_rules! settings {
         }
 
         /// As they travel.
-        impl utoipa::PartialSchema for $name {
-            fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        impl $crate::utoipa::PartialSchema for $name {
+            fn schema() -> $crate::utoipa::openapi::RefOr<$crate::utoipa::openapi::Schema> {
                 let about = |key: &str| {
                     let table = <Self as $crate::setting::Settings>::TABLE;
                     table.iter().map(|row| row.about).find(|about| about.key == key)
                 };
-                let mut all = utoipa::openapi::ObjectBuilder::new();
+                let mut all = $crate::utoipa::openapi::ObjectBuilder::new();
                 $(
                     let schema = $crate::schema::described(
-                        <<$kind as $crate::setting::Kind>::Value as utoipa::PartialSchema>::schema(),
+                        <$kind as $crate::setting::Kind>::travels(),
                         &about(stringify!($key)).map(|about| about.doc()).unwrap_or_default(),
                     );
                     all = all.property(stringify!($key), schema);
@@ -239,16 +248,7 @@ macro_rules! settings {
             }
         }
 
-        impl utoipa::ToSchema for $name {
-            fn schemas(
-                all: &mut Vec<(
-                    String,
-                    utoipa::openapi::RefOr<utoipa::openapi::Schema>,
-                )>,
-            ) {
-                $(<<$kind as $crate::setting::Kind>::Value as utoipa::ToSchema>::schemas(all);)+
-            }
-        }
+        impl $crate::utoipa::ToSchema for $name {}
     };
     (@live) => { false };
     (@live live $($rest:ident)*) => { true };

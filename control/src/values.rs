@@ -316,7 +316,7 @@ pub struct BadPolicyText(pub String);
 #[serde(rename_all = "snake_case")]
 pub enum Deadline {
     /// So long after it is asked for.
-    In(Span),
+    In(#[schema(inline)] Span),
     /// At a time.
     AtUnixMs(u64),
 }

@@ -68,7 +68,7 @@ fn gets(sandbox: &Sandbox, jobs: &[(&str, &Running)], ns: u64) -> BTreeMap<Strin
     })
 }
 
-fn three<'a>(jobs: &'a [Running; 3]) -> [(&'static str, &'a Running); 3] {
+fn three(jobs: &[Running; 3]) -> [(&'static str, &Running); 3] {
     [("a", &jobs[0]), ("b", &jobs[1]), ("c", &jobs[2])]
 }
 

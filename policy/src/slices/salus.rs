@@ -358,7 +358,7 @@ mod tests {
             },
             device: Device::EXCLUSIVE,
         });
-        !decision.revoke.iter().any(|id| *id == TenantId(1))
+        !decision.revoke.contains(&TenantId(1))
     }
 
     #[test]

@@ -13,7 +13,7 @@ use policy::PolicyError;
 use policy::cluster::{ClusterState, Decision, GpuId, GpuType, Job, JobId, JobType, Node, Profile};
 
 use super::{Config, Hook, Names, UNKNOWN_WORK_S, invalid, policy_class, scheduler_of};
-use crate::live::adapt::{Facts, Shared};
+use crate::live::adapt::{self, Facts, Shared};
 use crate::live::placement::{Candidate, DecideRequest, Decided, JobProfile, Unfit};
 use crate::live::records::PairRecord;
 
@@ -416,7 +416,13 @@ impl Model {
         }
         *shared.facts() = facts;
         let past = past(pairs, &mut kinds, &types);
-        let mut scheduler = scheduler_of(config, &shared, past.into_iter())?;
+        let measured = adapt::context(&past);
+        let context = match config.choice.policies(&measured) {
+            Ok(_) => measured,
+            // As for the hook itself, before pairs are measured.
+            Err(_) => adapt::context_to_be(),
+        };
+        let mut scheduler = scheduler_of(config, &shared, &context, past)?;
         let mut state = ClusterState::new(nodes);
         let mut batch = Vec::new();
         for (at, candidate) in places.iter().enumerate() {
