@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::background::Background;
+use crate::descriptors;
 use crate::peer;
 
 /// Questions at a time, and containers that are remembered.
@@ -36,7 +37,8 @@ pub struct Question {
 /// The names of containers, as far as they are known.
 #[derive(Debug)]
 pub struct ContainerNames {
-    lookups: Background<Question, (String, String)>,
+    /// `None`: there are too few descriptors, and containers are called by their ids.
+    lookups: Option<Background<Question, (String, String)>>,
     /// By id; `None`: asked for. Empty: it has none.
     known: BTreeMap<String, Option<String>>,
 }
@@ -47,23 +49,28 @@ impl ContainerNames {
     /// # Errors
     /// It cannot be started.
     pub fn start(root: PathBuf) -> io::Result<Self> {
-        let lookups = Background::start("containers", MOST_ASKED, move |question: Question| {
-            let name = look_up(&root, &question).unwrap_or_default();
-            (question.id, name)
-        })?;
+        let start = || {
+            Background::start("containers", MOST_ASKED, move |question: Question| {
+                let name = look_up(&root, &question).unwrap_or_default();
+                (question.id, name)
+            })
+        };
         Ok(Self {
-            lookups,
+            lookups: (!descriptors::are_few()).then(start).transpose()?,
             known: BTreeMap::new(),
         })
     }
 
     /// Rings when something was found out.
-    pub fn bell(&self) -> BorrowedFd<'_> {
-        self.lookups.bell()
+    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.lookups.as_ref().map(Background::bell)
     }
 
     /// Whether the name need not be waited for; asks for it where it is not known.
     pub fn ask(&mut self, question: Question) -> bool {
+        let Some(lookups) = &self.lookups else {
+            return true;
+        };
         match self.known.get(&question.id) {
             Some(known) => known.is_some(),
             None => {
@@ -71,7 +78,7 @@ impl ContainerNames {
                     self.known.pop_first();
                 }
                 let id = question.id.clone();
-                if self.lookups.ask(question) {
+                if lookups.ask(question) {
                     self.known.insert(id, None);
                 }
                 false
@@ -89,7 +96,7 @@ impl ContainerNames {
 
     /// Takes answers.
     pub fn take(&mut self) {
-        for (id, name) in self.lookups.take() {
+        for (id, name) in self.lookups.iter().flat_map(Background::take) {
             self.known.insert(id, Some(name));
         }
     }

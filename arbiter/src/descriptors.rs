@@ -14,6 +14,8 @@ const RESERVE: usize = 4;
 const OF_CLIENT: usize = 2;
 /// Where there are fewer, no pages are kept ready for the next client.
 const FEW: u64 = 256;
+/// Below this limit none is spent on what can be done without.
+const FEWEST: u64 = 64;
 /// Above it nobody is counted: there are enough for as many clients as memory has space for.
 const PLENTY: u64 = 1 << 17;
 
@@ -85,6 +87,11 @@ impl Descriptors {
             .raw_os_error()
             .is_some_and(|errno| lacking.contains(&errno))
     }
+}
+
+/// Whether there are so few that one more of the arbiter's own is a job less.
+pub fn are_few() -> bool {
+    limit().is_some_and(|most| most < FEWEST)
 }
 
 fn limit() -> Option<u64> {

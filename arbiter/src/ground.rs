@@ -25,6 +25,7 @@ use crate::bell::Bell;
 use crate::census::Census;
 use crate::clock::Clock;
 use crate::control_server::ControlServer;
+use crate::descriptors;
 use crate::desk::{Desk, News};
 use crate::journal::Journal;
 use crate::nvml::Watcher;
@@ -80,8 +81,7 @@ pub(crate) struct Ground {
     pub supervisor: Supervisor,
     /// Pages of jobs that a service manager has kept, by the job's number.
     pub pages: BTreeMap<u64, OwnedFd>,
-    /// `None`: nobody can connect.
-    pub api: Option<Api>,
+    pub api: Api,
 }
 
 impl Ground {
@@ -126,21 +126,35 @@ impl Ground {
                 UnixListener::bind(&path)
             }
         };
-        let (desk, counter) = Desk::new().map_err(Error::io("make an eventfd"))?;
+        let (desk, counter) = match descriptors::are_few() {
+            true => (None, None),
+            false => {
+                let (desk, counter) = Desk::new().map_err(Error::io("make an eventfd"))?;
+                (Some(desk), Some(counter))
+            }
+        };
         let control = control
-            .and_then(|socket| ControlServer::new(socket, Some(desk)))
+            .and_then(|socket| ControlServer::new(socket, desk))
             .map_err(Error::io(listen(&path)))?;
         let path = dir.api_socket();
         let api = match handed.listener(SocketType::STREAM, &path) {
+            _ if counter.is_none() => {
+                tracing::warn!(
+                    "there are few descriptors: nobody is served at {}",
+                    path.display()
+                );
+                let _ = std::fs::remove_file(&path);
+                Ok(None)
+            }
             Some(socket) => {
                 sockets.push(path.clone());
                 rustix::net::listen(&socket, 128)
-                    .map(|()| UnixListener::from(socket))
+                    .map(|()| Some(UnixListener::from(socket)))
                     .map_err(Into::into)
             }
             None => {
                 let _ = std::fs::remove_file(&path);
-                UnixListener::bind(&path)
+                UnixListener::bind(&path).map(Some)
             }
         };
         let api = api.map_err(Error::io(listen(&path)))?;
@@ -153,15 +167,20 @@ impl Ground {
         };
         for path in dir.sockets() {
             // Who has bound it has said who may connect.
-            if sockets.contains(&path) {
+            if sockets.contains(&path) || (api.is_none() && path == dir.api_socket()) {
                 continue;
             }
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))
                 .map_err(Error::io(format!("set the mode of {}", path.display())))?;
         }
-        let news = News::new().map_err(Error::io("make an eventfd"))?;
-        journal.tell_to(Arc::clone(&news));
-        let api = Api::start(api, counter, news).map_err(Error::io("serve the API"))?;
+        let api = match api.zip(counter) {
+            Some((listener, counter)) => {
+                let news = News::new().map_err(Error::io("make an eventfd"))?;
+                journal.tell_to(Arc::clone(&news));
+                Api::start(listener, counter, news).map_err(Error::io("serve the API"))?
+            }
+            None => Api::default(),
+        };
         show_to_containers(dir);
         let pages = handed.take_pages();
         let watcher = Watcher::start().map_err(Error::io("start a thread"))?;
@@ -178,7 +197,7 @@ impl Ground {
             stop,
             supervisor: Supervisor::of(handed, sockets),
             pages,
-            api: Some(api),
+            api,
         })
     }
 
@@ -197,7 +216,7 @@ impl Ground {
             stop: Bell::new().expect("an eventfd"),
             supervisor: Supervisor::default(),
             pages: BTreeMap::new(),
-            api: None,
+            api: Api::default(),
         }
     }
 }

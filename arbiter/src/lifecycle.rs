@@ -290,9 +290,7 @@ impl Arbiter {
             self.read_journal_of(id, now_ns);
         }
         self.control.flush_all();
-        if let Some(api) = self.api.take() {
-            api.close();
-        }
+        self.api.close();
         let pid = Value::from(std::process::id());
         let message = format!("arbiter {} ends", std::process::id());
         self.journal

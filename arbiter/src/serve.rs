@@ -128,8 +128,7 @@ pub struct Arbiter {
     pub(crate) allowances: Allowances,
     pub(crate) slow_work: SlowWork,
     pub(crate) supervisor: Supervisor,
-    /// Who serves the API; `None`: nobody can connect.
-    pub(crate) api: Option<Api>,
+    pub(crate) api: Api,
     /// The last of all: it has the lock of the directory.
     pub(crate) lifetime: Lifetime,
 }
@@ -232,11 +231,11 @@ impl Arbiter {
                 let bell = arbiter.names.bell();
                 arbiter.poller.add(bell, Event::Names, Interest::Read)
             })
-            .and_then(|()| {
-                let bell = arbiter.container_names.bell();
-                arbiter
+            .and_then(|()| match arbiter.container_names.bell() {
+                Some(bell) => arbiter
                     .poller
-                    .add(bell, Event::ContainerNames, Interest::Read)
+                    .add(bell, Event::ContainerNames, Interest::Read),
+                None => Ok(()),
             })
             .and_then(|()| match arbiter.rulebook.bell() {
                 Some(bell) => arbiter.poller.add(bell, Event::Rules, Interest::Read),

@@ -31,9 +31,6 @@ const NOISY: Duration = Duration::from_millis(200);
 /// TIMEOUT: how old the knowledge may be where the kernel tells nothing.
 const POLLING: Duration = Duration::from_secs(1);
 
-/// Below this limit of descriptors none is spent on changes.
-const FEW_DESCRIPTORS: u64 = 64;
-
 /// The thread, as the loop sees it. It is left to itself when this is dropped.
 #[derive(Debug)]
 pub struct Watch {
@@ -148,9 +145,7 @@ struct Listening {
 
 impl Listening {
     fn to(paths: &[PathBuf]) -> io::Result<Self> {
-        // A descriptor more is then a job less.
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-        if limit.current.is_some_and(|most| most < FEW_DESCRIPTORS) {
+        if crate::descriptors::are_few() {
             return Err(io::Error::other("the limit of descriptors is low"));
         }
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;

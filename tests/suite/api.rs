@@ -14,7 +14,10 @@ use serde_json::{Value, json};
 use testbed::http::Http;
 use tests::{Artefacts, Outcome, Running, Sandbox, wait_until};
 
-const ROLE: &str = "SUBLET_TEST_API_SOCKET";
+/// Not one of sublet's names: a test program begins without those.
+const ROLE: &str = "CALLER_OF_API_AT";
+/// What a test program tells one that it starts in a role: its input is meant (`testbed::clean`).
+const CLEAN: &str = "SUBLET_TEST_CLEANED_BY";
 /// Users without a name, who are nobody on this host.
 const OWNER: u32 = 61_001;
 const OTHER: u32 = 61_002;
@@ -76,6 +79,7 @@ impl Caller {
             .args(["--exact", "api::role", "--nocapture", "--test-threads=1"])
             .env_clear()
             .env(ROLE, socket)
+            .env(CLEAN, std::process::id().to_string())
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -328,6 +332,7 @@ fn who_may_not_connect_to_an_arbiter_learns_nothing_from_it() {
         .args(["--exact", "api::role", "--nocapture", "--test-threads=1"])
         .env_clear()
         .env(ROLE, &socket)
+        .env(CLEAN, std::process::id().to_string())
         .current_dir("/")
         .stdin(Stdio::piped())
         .stdout(Stdio::null())

@@ -34,9 +34,14 @@ use stream::Streams;
 /// it for this long loses it.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
 
-/// Who serves the API, as the loop sees it.
-#[derive(Debug)]
+/// Who serves the API, as the loop sees it. By default nobody does.
+#[derive(Debug, Default)]
 pub(crate) struct Api {
+    serving: Option<Serving>,
+}
+
+#[derive(Debug)]
+struct Serving {
     closing: watch::Sender<bool>,
     closed: Receiver<()>,
 }
@@ -77,13 +82,18 @@ impl Api {
                 runtime.block_on(serve(listener, office));
                 let _ = over.send(());
             })?;
-        Ok(Self { closing, closed })
+        Ok(Self {
+            serving: Some(Serving { closing, closed }),
+        })
     }
 
     /// Ends it: answers that are ready are written, as far as somebody reads them.
-    pub fn close(self) {
-        let _ = self.closing.send(true);
-        match self.closed.recv_timeout(LAST_ANSWERS * 2) {
+    pub fn close(&mut self) {
+        let Some(Serving { closing, closed }) = self.serving.take() else {
+            return;
+        };
+        let _ = closing.send(true);
+        match closed.recv_timeout(LAST_ANSWERS * 2) {
             Ok(()) | Err(RecvTimeoutError::Disconnected) => {}
             Err(RecvTimeoutError::Timeout) => tracing::warn!("the API's thread does not end"),
         }

@@ -31,7 +31,7 @@ pub static DOCUMENT: LazyLock<String> = LazyLock::new(|| {
         change_device, timeline, move_jobs, events, follow_events, config, reload, refuse_hook,
         shutdown
     ),
-    components(schemas(Problem)),
+    components(schemas(Problem, control::Parameter)),
     modifiers(&Common)
 )]
 struct Api;
