@@ -1,7 +1,7 @@
 //! How clients come in: accepting, the greeting with its deadline, the pages. How they go:
 //! [`crate::client_exit`].
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
 use channel::arbiter::{ClientPages, Connection, Identity, PageFiles, TenantMemory};
@@ -90,7 +90,14 @@ impl Arbiter {
             );
         }
         match connection.identity() {
-            Ok(identity) => Ok(Some(identity)),
+            Ok(mut identity) => match peer::process_of(connection, pid) {
+                Ok(process) => Ok(process.map(|process| {
+                    // That one went by the number, which may be another process's by now.
+                    identity.process = process;
+                    identity
+                })),
+                Err(_) => refused(Descriptors::lack()),
+            },
             Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => Ok(None),
             Err(error) => refused(
                 Descriptors::lack_behind(&error)
@@ -140,7 +147,8 @@ impl Arbiter {
         let may_hold = newcomer.may_wait(now_ns);
         let (hello, kept) = (&newcomer.hello, &newcomer.kept);
         let who = (newcomer.identity.pid, newcomer.identity.uid);
-        match self.judge(hello, kept, who, may_hold, now_ns) {
+        let whose = (who.0, who.1, newcomer.identity.process.as_fd());
+        match self.judge(hello, kept, whose, may_hold, now_ns) {
             Verdict::In(terms) => {
                 let Newcomer {
                     connection,
@@ -216,7 +224,7 @@ impl Arbiter {
         &mut self,
         hello: &Hello,
         kept: &Kept,
-        (pid, uid): (u32, u32),
+        (pid, uid, process): (u32, u32, BorrowedFd<'_>),
         may_hold: bool,
         now_ns: u64,
     ) -> Verdict {
@@ -229,7 +237,7 @@ impl Arbiter {
         }
         let asks = hello.features & channel::ASKS != 0;
         let of_container = match asks {
-            true => match self.job_of_container(hello, (pid, uid), may_hold, now_ns) {
+            true => match self.job_of_container(hello, (pid, uid, process), may_hold, now_ns) {
                 Ok(id) => self.ledger.get(id),
                 Err(verdict) => return verdict,
             },

@@ -67,19 +67,23 @@ impl ContainerNames {
     }
 
     /// Whether the name need not be waited for; asks for it where it is not known.
-    pub fn ask(&mut self, question: Question) -> bool {
+    /// `top`: its topmost process.
+    pub fn ask(&mut self, id: &str, top: impl FnOnce() -> u32) -> bool {
         let Some(lookups) = &self.lookups else {
             return true;
         };
-        match self.known.get(&question.id) {
+        match self.known.get(id) {
             Some(known) => known.is_some(),
             None => {
                 if self.known.len() >= MOST_KNOWN {
                     self.known.pop_first();
                 }
-                let id = question.id.clone();
+                let question = Question {
+                    id: id.to_owned(),
+                    top: top(),
+                };
                 if lookups.ask(question) {
-                    self.known.insert(id, None);
+                    self.known.insert(id.to_owned(), None);
                 }
                 false
             }
@@ -96,8 +100,16 @@ impl ContainerNames {
 
     /// Takes answers.
     pub fn take(&mut self) {
-        for (id, name) in self.lookups.iter().flat_map(Background::take) {
-            self.known.insert(id, Some(name));
+        let answers: Vec<_> = self.lookups.iter().flat_map(Background::take).collect();
+        self.note(answers);
+    }
+
+    fn note(&mut self, answers: Vec<(String, String)>) {
+        for (id, name) in answers {
+            // One that was forgotten meanwhile is asked for again.
+            if let Some(known) = self.known.get_mut(&id) {
+                *known = Some(name);
+            }
         }
     }
 }
@@ -232,12 +244,8 @@ mod tests {
     #[test]
     fn who_is_remembered_is_bounded_and_asked_for_once() {
         let mut names = ContainerNames::start("/nonexistent".into()).expect("a thread");
-        let ask = |names: &mut ContainerNames, at: usize| {
-            names.ask(Question {
-                id: format!("{at:064x}"),
-                top: u32::MAX,
-            })
-        };
+        let ask =
+            |names: &mut ContainerNames, at: usize| names.ask(&format!("{at:064x}"), || u32::MAX);
         assert!(!ask(&mut names, 1) && !ask(&mut names, 1));
         let deadline = std::time::Instant::now() + testbed::PATIENCE;
         while !ask(&mut names, 1) {
@@ -247,12 +255,29 @@ mod tests {
         }
         assert_eq!(names.of(&format!("{:064x}", 1)), "");
         for at in 0..5000 {
-            names.ask(Question {
-                id: format!("{at:064x}"),
-                top: u32::MAX,
-            });
+            ask(&mut names, at);
             names.take();
         }
         assert!(names.known.len() <= MOST_KNOWN);
+    }
+
+    #[test]
+    fn what_was_forgotten_while_it_was_looked_up_stays_forgotten() {
+        let mut names = ContainerNames::start("/nonexistent".into()).expect("a thread");
+        let deadline = std::time::Instant::now() + testbed::PATIENCE;
+        let mut answers = 0;
+        for at in 0..10 {
+            names.ask(&format!("{at:064x}"), || u32::MAX);
+            names.known.clear();
+        }
+        while answers < 10 {
+            assert!(std::time::Instant::now() < deadline);
+            let lookups = names.lookups.as_ref().expect("a thread");
+            let taken = lookups.take();
+            answers += taken.len();
+            names.note(taken);
+            assert!(names.known.is_empty());
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     }
 }

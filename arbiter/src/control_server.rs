@@ -22,10 +22,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use control::wire::{decode_request, encode_reply};
 use control::{ControlError, ErrorCode, Reply, Request};
 
+use crate::descriptors::Descriptors;
 use crate::desk::Desk;
-pub use crate::desk::Peer;
-use crate::peer;
 use crate::reactor::{Event, Interest, Poller};
+use crate::who::Peer;
 
 /// Connections at a time, in all and of one process. The one that was silent longest gives way.
 const MAX_CONNECTIONS: usize = 96;
@@ -33,6 +33,8 @@ const MAX_OF_PROCESS: usize = 32;
 /// Longest request in bytes. A command line can be long; a state of a thousand jobs is an answer
 /// and no request.
 const MAX_REQUEST_BYTES: usize = 1 << 20;
+/// Newcomers in a row. To find out who one is takes some 30 us; slices are looked at in between.
+const NEWCOMERS: usize = 8;
 /// What all connections together have sent and was not looked at yet. Beyond it the connection that
 /// has sent most gives way.
 const MAX_WAITING_BYTES: usize = 16 << 20;
@@ -207,11 +209,17 @@ impl ControlServer {
 
     /// Accepts a few newcomers at a time. Where no more can be taken now (every connection is new
     /// or waits for an answer) it ceases to listen, and newcomers wait in the kernel's queue.
+    /// `more` gives up descriptors that were kept back; false: there are none.
     ///
     /// # Errors
     /// Where no connection can be taken for want of resources: the listener would go on ringing.
-    pub fn accept(&mut self, now_ns: u64, poller: &Poller) -> io::Result<()> {
-        for _ in 0..16 {
+    pub fn accept(
+        &mut self,
+        now_ns: u64,
+        poller: &Poller,
+        mut more: impl FnMut() -> bool,
+    ) -> io::Result<()> {
+        for _ in 0..NEWCOMERS {
             if self.connections.len() >= MAX_CONNECTIONS && !self.make_space(now_ns) {
                 self.full = true;
                 self.close(poller);
@@ -225,14 +233,17 @@ impl ControlServer {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return Ok(()),
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
+                    _ if Descriptors::are_lacking(&error) && more() => continue,
                     _ => return Err(error),
                 },
             };
-            let Ok(peer) = peer_of(&stream) else { continue };
+            let Ok(peer) = Peer::of(&stream, &mut more) else {
+                continue;
+            };
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            self.make_space_within(peer);
+            self.make_space_within(&peer);
             let id = self.next;
             self.next += 1;
             poller.add(&stream, Event::Control(id), Interest::Read)?;
@@ -276,7 +287,7 @@ impl ControlServer {
     }
 
     /// Keeps a process below what one may have, at the expense of its own.
-    fn make_space_within(&mut self, peer: Peer) {
+    fn make_space_within(&mut self, peer: &Peer) {
         let own = |connection: &Connection| connection.peer.pid == peer.pid;
         if self.connections.values().filter(|one| own(one)).count() < MAX_OF_PROCESS {
             return;
@@ -329,6 +340,12 @@ impl ControlServer {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.deadline_ns = deadline_ns.saturating_add(LINE_NS);
         }
+    }
+
+    /// Whether somebody waits for the answer to the request of a connection.
+    pub fn awaits(&self, id: u64) -> bool {
+        let here = self.connections.get(&id).is_some_and(|one| one.asked);
+        here || self.desk.as_ref().is_some_and(|desk| desk.awaits(id))
     }
 
     /// Answers the request of a connection.
@@ -419,7 +436,7 @@ impl ControlServer {
                 connection.deadline_ns = now_ns + SILENCE_NS;
                 Turn::Ask(Box::new(Ask {
                     connection: id,
-                    peer: connection.peer,
+                    peer: connection.peer.clone(),
                     request,
                 }))
             }
@@ -438,14 +455,14 @@ impl ControlServer {
     }
 
     /// A turn has taken so much of our time.
-    pub fn spent(&mut self, id: u64, peer: Peer, now_ns: u64, ns: u64) {
+    pub fn spent(&mut self, id: u64, uid: u32, now_ns: u64, ns: u64) {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.served_ns = connection.served_ns.saturating_add(ns);
         }
         if let Some(desk) = &mut self.desk {
             desk.spent(id, ns);
         }
-        let (sum, at_ns) = self.taken.entry(peer.uid).or_insert((0, now_ns));
+        let (sum, at_ns) = self.taken.entry(uid).or_insert((0, now_ns));
         let halves = now_ns.saturating_sub(*at_ns) / HALF_LIFE_NS;
         if halves > 0 {
             *sum = sum
@@ -523,6 +540,13 @@ impl ControlServer {
     /// Whether nobody is connected.
     pub fn is_empty(&self) -> bool {
         self.connections.is_empty() && self.desk.as_ref().is_none_or(Desk::is_empty)
+    }
+
+    /// Answers nothing any more that came over HTTP: who waits hears of it now.
+    pub fn close_desk(&mut self) {
+        if let Some(desk) = self.desk.take() {
+            desk.close();
+        }
     }
 
     /// Writes out what can be written at once; for the end.
@@ -628,11 +652,6 @@ impl Connection {
     }
 }
 
-fn peer_of(stream: &UnixStream) -> io::Result<Peer> {
-    let (pid, uid) = peer::credentials(stream)?;
-    Ok(Peer { pid, uid })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -669,7 +688,7 @@ mod tests {
         }
 
         fn accept(&mut self) -> bool {
-            let accepted = self.server.accept(self.now_ns, &self.poller);
+            let accepted = self.server.accept(self.now_ns, &self.poller, || false);
             accepted.expect("accepted");
             !self.server.opens_again()
         }
@@ -713,7 +732,7 @@ mod tests {
             bench.answer(&ask);
             bench
                 .server
-                .spent(ask.connection, ask.peer, bench.now_ns, 1000);
+                .spent(ask.connection, ask.peer.uid, bench.now_ns, 1000);
         }
         let mut honest = bench.connect();
         honest.write_all(STATUS).expect("sent");
@@ -822,9 +841,8 @@ mod tests {
     #[test]
     fn what_users_have_taken_is_forgotten() {
         let mut bench = Bench::new();
-        let peer = Peer { pid: 1, uid: 7 };
-        bench.server.spent(1, peer, 0, 1 << 40);
-        bench.server.spent(1, peer, 3 * HALF_LIFE_NS, 0);
+        bench.server.spent(1, 7, 0, 1 << 40);
+        bench.server.spent(1, 7, 3 * HALF_LIFE_NS, 0);
         assert_eq!(bench.server.taken[&7].0, 1 << 37);
         bench.server.expire(100 * HALF_LIFE_NS);
         assert!(bench.server.taken.is_empty());

@@ -17,8 +17,7 @@ use crate::refusal::{LEAST_SHARE, Refusal};
 use crate::spec::Spec;
 use crate::timeline;
 
-/// A command for display is cut to this many words and bytes of each: it is kept for every job.
-const COMMAND_WORDS: usize = 32;
+/// Bytes of each word of a command for display: it is kept for every job.
 const COMMAND_WORD_BYTES: usize = 200;
 /// Rules of a user's own file that cap something.
 const MOST_CAPS: usize = 64;
@@ -88,6 +87,7 @@ pub fn spec(mut job: JobSpec, name: String, now_unix_ms: u64) -> Spec {
         word[..end].to_owned()
     };
     job.settings.anchor(now_unix_ms);
+    job.cut_command();
     let mut caps = job.own_file.map_or_else(Vec::new, |file| file.caps);
     caps.truncate(MOST_CAPS);
     for cap in &mut caps {
@@ -105,7 +105,7 @@ pub fn spec(mut job: JobSpec, name: String, now_unix_ms: u64) -> Spec {
         on_behalf_of: job.on_behalf_of,
         paused: job.paused,
         pid: job.pid,
-        command: job.command.iter().take(COMMAND_WORDS).map(cut).collect(),
+        command: job.command.iter().map(cut).collect(),
         driver: job.driver,
         simulated: job.simulated,
         evicted: job.evicted,
@@ -498,7 +498,7 @@ mod tests {
             ..JobSpec::default()
         };
         let back = job_spec(&spec(job.clone(), "a".into(), 0));
-        assert_eq!(back.command.len(), COMMAND_WORDS);
+        assert_eq!(back.command.len(), JobSpec::COMMAND_WORDS);
         assert!(
             back.command
                 .iter()

@@ -14,25 +14,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use control::{ControlError, Reply, Request};
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use tokio::sync::oneshot;
 
 use crate::bell::Bell;
+use crate::who::Peer;
 
 /// Requests in the queue. A connection has one at a time, and there are fewer connections.
 const QUEUE: usize = 512;
 
 /// What a request is answered.
 pub type Answer = Result<Reply, ControlError>;
-
-/// Who asks, as the kernel says.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Peer {
-    /// Process id; 0: it is in a PID namespace that ours does not see, or on another host.
-    pub pid: u32,
-    /// User id.
-    pub uid: u32,
-}
 
 /// A request on its way to the loop.
 #[derive(Debug)]
@@ -47,6 +39,15 @@ pub struct Put {
     pub served_ns: Arc<AtomicU64>,
 }
 
+/// Why a request was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotTaken {
+    /// There are too many.
+    TooMany,
+    /// The loop has ended.
+    Closed,
+}
+
 /// The side of the API's thread.
 #[derive(Clone, Debug)]
 pub struct Counter {
@@ -57,13 +58,17 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// Puts a request; false where there are too many.
-    pub fn put(&self, put: Put) -> bool {
-        let taken = self.put.try_send(put).is_ok();
-        if taken {
-            self.bell.ring();
-        }
-        taken
+    /// Puts a request.
+    ///
+    /// # Errors
+    /// Nobody will answer it.
+    pub fn put(&self, put: Put) -> Result<(), NotTaken> {
+        self.put.try_send(put).map_err(|error| match error {
+            TrySendError::Full(_) => NotTaken::TooMany,
+            TrySendError::Disconnected(_) => NotTaken::Closed,
+        })?;
+        self.bell.ring();
+        Ok(())
     }
 
     /// Says how many connections are open.
@@ -128,9 +133,10 @@ impl Desk {
         }
     }
 
-    /// Forgets requests that nobody waits for any more: they were never begun.
+    /// Forgets requests that nobody waits for any more: those that were not begun never are.
     fn forget(&mut self) {
         self.waiting.retain(|_, (put, _)| !put.answer.is_closed());
+        self.working.retain(|_, place| !place.is_closed());
     }
 
     /// Whether one waits for a turn.
@@ -159,6 +165,12 @@ impl Desk {
         Some((put.peer, put.request))
     }
 
+    /// Whether somebody waits for the answer to a request that was taken.
+    pub fn awaits(&self, number: u64) -> bool {
+        let place = self.working.get(&number);
+        place.is_some_and(|place| !place.is_closed())
+    }
+
     /// Answers a request; gives the answer back where the request is not from here.
     pub fn answer(&mut self, number: u64, answer: Answer) -> Option<Answer> {
         let Some(place) = self.working.remove(&number) else {
@@ -176,9 +188,18 @@ impl Desk {
         }
     }
 
+    /// Answers nothing any more: who waits hears of it now.
+    pub fn close(self) {
+        // What is in the queue goes with the last receiver at the latest.
+        self.put.try_iter().for_each(drop);
+    }
+
     /// Whether nobody is connected.
     pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.working.is_empty() && self.open.load(Ordering::Relaxed) == 0
+        let is_over = |place: &oneshot::Sender<Answer>| place.is_closed();
+        self.waiting.is_empty()
+            && self.working.values().all(is_over)
+            && self.open.load(Ordering::Relaxed) == 0
     }
 }
 
@@ -240,7 +261,7 @@ mod tests {
     fn put(uid: u32, served_ns: &Arc<AtomicU64>) -> (Put, oneshot::Receiver<Answer>) {
         let (answer, hears) = oneshot::channel();
         let put = Put {
-            peer: Peer { pid: 1, uid },
+            peer: Peer::here(1, uid),
             request: Request::List,
             answer,
             served_ns: Arc::clone(served_ns),
@@ -255,7 +276,9 @@ mod tests {
         let mut number = 7;
         let (first, mut first_hears) = put(1, &greedy);
         let (second, _second_hears) = put(2, &modest);
-        assert!(counter.put(first) && counter.put(second));
+        for put in [first, second] {
+            counter.put(put).expect("taken");
+        }
         desk.receive(&mut number, 5);
         assert_eq!(number, 9);
         let (next, rank) = desk
@@ -283,15 +306,48 @@ mod tests {
         for _ in 0..QUEUE {
             let (put, hear) = put(1, &served);
             hears.push(hear);
-            assert!(counter.put(put));
+            counter.put(put).expect("taken");
         }
-        assert!(!counter.put(put(1, &served).0), "no more");
+        let no_more = counter.put(put(1, &served).0);
+        assert_eq!(no_more, Err(NotTaken::TooMany));
         hears.clear();
         desk.receive(&mut 1, 0);
         assert!(!desk.has_turn() && desk.first(|_| 0).is_none());
         assert!(desk.is_empty());
+        // Nor is one waited for that was begun.
+        let (put, hear) = put(1, &served);
+        counter.put(put).expect("taken");
+        desk.receive(&mut 7, 0);
+        desk.take(7).expect("the request");
+        assert!(desk.awaits(7) && !desk.is_empty());
+        drop(hear);
+        assert!(!desk.awaits(7) && desk.is_empty());
         counter.note_open(1);
         assert!(!desk.is_empty(), "somebody is connected");
+    }
+
+    #[test]
+    fn a_desk_that_is_closed_leaves_nobody_waiting() {
+        let (mut desk, counter) = Desk::new().expect("a desk");
+        let served = Arc::new(AtomicU64::new(0));
+        let mut all: Vec<_> = (0..3).map(|_| put(1, &served)).collect();
+        let mut hears = Vec::new();
+        for (put, hear) in all.drain(..2) {
+            counter.put(put).expect("taken");
+            desk.receive(&mut 1, 0);
+            hears.push(hear);
+        }
+        let (next, _) = desk.first(|_| 0).expect("one");
+        desk.take(next).expect("the first");
+        let (queued, hear) = all.remove(0);
+        counter.put(queued).expect("taken");
+        hears.push(hear);
+        desk.close();
+        for mut hear in hears {
+            assert_eq!(hear.try_recv(), Err(oneshot::error::TryRecvError::Closed));
+        }
+        let afterwards = counter.put(put(1, &served).0);
+        assert_eq!(afterwards, Err(NotTaken::Closed));
     }
 
     #[test]

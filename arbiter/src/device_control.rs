@@ -9,14 +9,13 @@ use control::{
 };
 use serde_json::Value;
 
-use crate::control_server::Peer;
 use crate::convert;
 use crate::dispatch::Setup;
 use crate::journal::About;
-use crate::operator::not_of_a_container;
 use crate::options::Rules;
 use crate::rulebook::{Taken, Why, check};
 use crate::serve::Arbiter;
+use crate::who::Peer;
 
 impl Arbiter {
     /// The settings in force on a device: what was set by hand, then the first rule of the file
@@ -30,9 +29,9 @@ impl Arbiter {
         &mut self,
         device: Option<&DeviceSelector>,
         change: DeviceSettings,
-        peer: Peer,
+        peer: &Peer,
     ) -> Result<Reply, ControlError> {
-        self.may_govern(peer)?;
+        may_govern(peer)?;
         if change.is_empty() {
             return Err(ControlError::new(ErrorCode::Invalid, "nothing to change")
                 .with_hint("give a mode, a policy, a quantum, early wake or misbehaviour"));
@@ -93,8 +92,8 @@ impl Arbiter {
 
     /// Reads the quota file again, for an operator.
     /// It is answered when the file was read.
-    pub(crate) fn reload_for(&mut self, connection: u64, peer: Peer) -> Result<(), ControlError> {
-        self.may_govern(peer)?;
+    pub(crate) fn reload_for(&mut self, connection: u64, peer: &Peer) -> Result<(), ControlError> {
+        may_govern(peer)?;
         self.rulebook.ask(Why::Asked(connection))?;
         self.supervisor.reloads(self.clock.mono_ns());
         Ok(())
@@ -182,20 +181,20 @@ impl Arbiter {
         let usable = total.saturating_sub(self.ledger.reserved_bytes(index));
         self.rulebook.setup(&self.devices, index, usable)
     }
+}
 
-    /// Only root and the arbiter's own user change what is everybody's.
-    fn may_govern(&self, peer: Peer) -> Result<(), ControlError> {
-        not_of_a_container(peer)?;
-        let ours = rustix::process::geteuid().as_raw();
-        if peer.uid == 0 || peer.uid == ours {
-            return Ok(());
-        }
-        let message = format!(
-            "devices are run by user {ours}'s arbiter, you are {}",
-            peer.uid
-        );
-        Err(ControlError::new(ErrorCode::Permission, message).with_hint("ask that user, or root"))
+/// Only root and the arbiter's own user change what is everybody's.
+fn may_govern(peer: &Peer) -> Result<(), ControlError> {
+    peer.must_be_of_this_host()?;
+    if peer.governs() {
+        return Ok(());
     }
+    let message = format!(
+        "devices are run by user {}'s arbiter, you are {}",
+        rustix::process::geteuid().as_raw(),
+        peer.uid
+    );
+    Err(ControlError::new(ErrorCode::Permission, message).with_hint("ask that user, or root"))
 }
 
 /// The first of several, and how many more there are.

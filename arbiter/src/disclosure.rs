@@ -6,58 +6,73 @@
 //! then), and of the journal all but number, time, kind and job.
 
 use control::{ArbiterStatus, Event, EventKind, JobStatus};
+use policy::TenantId;
 use serde_json::Value;
 
-use crate::desk::Peer;
+use crate::container::Origin;
 use crate::serve::Arbiter;
-
-/// Whether somebody speaks for the whole arbiter: its own user, or root.
-fn governs(peer: Peer) -> bool {
-    peer.uid == 0 || peer.uid == rustix::process::geteuid().as_raw()
-}
+use crate::who::Peer;
 
 impl Arbiter {
     /// The status, as far as it is for `peer`.
-    pub(crate) fn status_for(&self, peer: Peer) -> ArbiterStatus {
+    pub(crate) fn status_for(&self, peer: &Peer) -> ArbiterStatus {
         let mut status = self.status();
-        if !governs(peer) {
+        if !peer.governs() {
             for device in &mut status.devices {
                 for process in &mut device.unmanaged {
                     process.command.clear();
                 }
             }
-            withhold(&mut status.jobs, peer);
+            self.withhold(&mut status.jobs, peer);
         }
         status
     }
 
     /// The jobs, as far as they are for `peer`.
-    pub(crate) fn jobs_for(&self, peer: Peer) -> Vec<JobStatus> {
+    pub(crate) fn jobs_for(&self, peer: &Peer) -> Vec<JobStatus> {
         let mut jobs = self.jobs();
-        if !governs(peer) {
-            withhold(&mut jobs, peer);
+        if !peer.governs() {
+            self.withhold(&mut jobs, peer);
         }
         jobs
     }
 
     /// Lines of the journal, as far as they are for `peer`.
-    pub(crate) fn events_for(&self, peer: Peer, since_seq: u64, limit: u32) -> Vec<Event> {
+    pub(crate) fn events_for(&self, peer: &Peer, since_seq: u64, limit: u32) -> Vec<Event> {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let mut events = self.journal.since(since_seq, limit);
-        if !governs(peer) {
+        if !peer.governs() {
             for event in &mut events {
                 let owner = self.journal.owner(event.job_id);
-                if !is_for(event, owner, peer) {
+                if !is_for(event, owner, self.counts_as(event.job_id, peer)) {
                     shorten(event);
                 }
             }
         }
         events
     }
+
+    fn withhold(&self, jobs: &mut [JobStatus], peer: &Peer) {
+        withhold(jobs, |job| self.counts_as(job.id, peer));
+    }
+
+    /// As which user somebody learns of a job; `None`: of none. Users of a container have the
+    /// numbers of the host's, and are the users of that container's jobs alone.
+    fn counts_as(&self, job: u64, peer: &Peer) -> Option<u32> {
+        let reaches = match peer.origin {
+            Origin::Here => true,
+            _ => {
+                let tenant = self.ledger.get(TenantId(job));
+                tenant.is_some_and(|tenant| tenant.is_in_reach_of(&peer.origin))
+            }
+        };
+        reaches.then_some(peer.uid)
+    }
 }
 
-fn withhold(jobs: &mut [JobStatus], peer: Peer) {
-    for job in jobs.iter_mut().filter(|job| job.uid != peer.uid) {
+fn withhold(jobs: &mut [JobStatus], reader: impl Fn(&JobStatus) -> Option<u32>) {
+    let others = |job: &&mut JobStatus| reader(job) != Some(job.uid);
+    for job in jobs.iter_mut().filter(others) {
         job.command.clear();
         job.capped.clear();
         for process in &mut job.processes {
@@ -74,10 +89,11 @@ fn withhold(jobs: &mut [JobStatus], peer: Peer) {
 
 /// Whether a line is for a user who governs nothing: it is about a job or a process of that user,
 /// or about nobody.
-fn is_for(event: &Event, owner: Option<u32>, peer: Peer) -> bool {
+fn is_for(event: &Event, owner: Option<u32>, reader: Option<u32>) -> bool {
     let of_process = event.fields.get("uid").and_then(Value::as_u64);
     let is_about_nobody = event.job_id == 0 && event.job.is_empty() && of_process.is_none();
-    is_about_nobody || owner == Some(peer.uid) || of_process == Some(u64::from(peer.uid))
+    let reads = |uid| owner == Some(uid) || of_process == Some(u64::from(uid));
+    is_about_nobody || reader.is_some_and(reads)
 }
 
 fn shorten(event: &mut Event) {
@@ -113,8 +129,11 @@ mod tests {
             }],
             ..JobStatus::default()
         };
+        let mut unseen = [job(1)];
+        withhold(&mut unseen, |_| None);
+        assert!(unseen[0].command.is_empty());
         let mut jobs = [job(1), job(2)];
-        withhold(&mut jobs, Peer { pid: 9, uid: 1 });
+        withhold(&mut jobs, |_| Some(1));
         assert_eq!(jobs[0], job(1), "its own");
         let other = serde_json::to_string(&jobs[1]).expect("JSON");
         assert!(
@@ -130,7 +149,7 @@ mod tests {
 
     #[test]
     fn lines_about_others_are_shortened_and_lines_about_nobody_are_not() {
-        let peer = Peer { pid: 9, uid: 1 };
+        let peer = Some(1);
         let line = |kind: &str, job_id, uid: Option<u32>| Event {
             kind: kind.into(),
             job: if job_id == 0 { "" } else { "a" }.into(),
@@ -152,6 +171,9 @@ mod tests {
             "nobody knows whose"
         );
         assert!(!is_for(&line("refused", 0, Some(2)), None, peer));
+        let nobody = None;
+        assert!(is_for(&line("start", 0, None), None, nobody));
+        assert!(!is_for(&line("oom", 7, Some(1)), Some(1), nobody));
         let mut shortened = line("oom", 7, Some(2));
         shorten(&mut shortened);
         assert_eq!(shortened.message, "out of memory (of another user)");

@@ -102,30 +102,34 @@ impl Arbiter {
 
     /// Ends a strict job: the process that got out of it, and then everything that belongs to it.
     fn end_job(&mut self, id: TenantId, escaped: Process, why: &str) {
+        self.begin_ending(id, "strict", &format!("it is strict: {why}"));
+        self.end_process(escaped);
+        self.end_all_of(id);
+    }
+
+    /// Lets nothing more of a job in, and says so in the journal; `why` comes after "because".
+    pub(crate) fn begin_ending(&mut self, id: TenantId, kind: &str, why: &str) {
         let Some(tenant) = self.ledger.get_mut(id) else {
             return;
         };
-        let name = tenant.spec.name.clone();
-        if tenant.ending.is_none() {
-            tenant.ending = Some(format!("it is strict: {why}"));
-            let message = format!("job `{name}` is ended, because it is strict: {why}");
-            tracing::warn!("{message}");
-            self.journal
-                .write("strict", About::job(&name, id.0), message, &[]);
+        if tenant.ending.is_some() {
+            return;
         }
-        self.end_process(escaped);
-        let living = Living {
-            count: 0,
-            members: self.members_of(id),
-        };
-        self.end_members(&living);
+        tenant.ending = Some(why.to_owned());
+        let message = format!("job `{}` is ended, because {why}", tenant.spec.name);
+        tracing::warn!("{message}");
+        self.journal.write(kind, tenant.about(), message, &[]);
     }
 
-    /// What is known to belong to a job.
-    pub(crate) fn members_of(&self, id: TenantId) -> Vec<Process> {
+    /// Ends what is known to belong to a job.
+    pub(crate) fn end_all_of(&mut self, id: TenantId) {
         let mut known = known_jobs(&self.ledger, &self.clients).into_iter();
         let known = known.find(|known| known.id == id);
-        known.map_or_else(Vec::new, |known| known.members)
+        let living = Living {
+            count: 0,
+            members: known.map_or_else(Vec::new, |known| known.members),
+        };
+        self.end_members(&living);
     }
 
     /// Ends these processes of a job, and has what is left of it counted.

@@ -113,19 +113,7 @@ impl Ground {
         };
         let listener = listener.map_err(Error::io(listen(&path)))?;
         let path = dir.control_socket();
-        let control = match handed.listener(SocketType::STREAM, &path) {
-            Some(socket) => {
-                sockets.push(path.clone());
-                // As for the other one: so that the kernel names this process to those who connect.
-                rustix::net::listen(&socket, 128)
-                    .map(|()| UnixListener::from(socket))
-                    .map_err(Into::into)
-            }
-            None => {
-                let _ = std::fs::remove_file(&path);
-                UnixListener::bind(&path)
-            }
-        };
+        let control = stream_socket(&mut handed, &mut sockets, &path);
         let (desk, counter) = match descriptors::are_few() {
             true => (None, None),
             false => {
@@ -137,24 +125,15 @@ impl Ground {
             .and_then(|socket| ControlServer::new(socket, desk))
             .map_err(Error::io(listen(&path)))?;
         let path = dir.api_socket();
-        let api = match handed.listener(SocketType::STREAM, &path) {
-            _ if counter.is_none() => {
+        let api = match counter {
+            Some(_) => stream_socket(&mut handed, &mut sockets, &path).map(Some),
+            None => {
                 tracing::warn!(
                     "there are few descriptors: nobody is served at {}",
                     path.display()
                 );
                 let _ = std::fs::remove_file(&path);
                 Ok(None)
-            }
-            Some(socket) => {
-                sockets.push(path.clone());
-                rustix::net::listen(&socket, 128)
-                    .map(|()| Some(UnixListener::from(socket)))
-                    .map_err(Into::into)
-            }
-            None => {
-                let _ = std::fs::remove_file(&path);
-                UnixListener::bind(&path).map(Some)
             }
         };
         let api = api.map_err(Error::io(listen(&path)))?;
@@ -217,6 +196,26 @@ impl Ground {
             supervisor: Supervisor::default(),
             pages: BTreeMap::new(),
             api: Api::default(),
+        }
+    }
+}
+
+/// The socket that was handed over, and is listed then, or one that is bound here.
+fn stream_socket(
+    handed: &mut Handed,
+    sockets: &mut Vec<PathBuf>,
+    path: &Path,
+) -> io::Result<UnixListener> {
+    match handed.listener(SocketType::STREAM, path) {
+        Some(socket) => {
+            sockets.push(path.to_owned());
+            // So that the kernel names this process to those who connect.
+            rustix::net::listen(&socket, 128)?;
+            Ok(UnixListener::from(socket))
+        }
+        None => {
+            let _ = std::fs::remove_file(path);
+            UnixListener::bind(path)
         }
     }
 }

@@ -15,7 +15,8 @@
 //! job (`census`), write what goes to a disk (`writer`, `state`), look up login names (`names`) and
 //! read the quota file again (`background`): the loop waits for none of them, and each rings a bell
 //! (`bell`) when it has something to say. Clients and operators are strangers: what they send is
-//! bounded, checked and copied out in `peer`, `channel::wire` and `control_server`.
+//! bounded, checked and copied out in `peer`, `channel::wire` and `control_server`. Who they are
+//! and where they run (`who`, `container`) is the kernel's word, asked for when they come in.
 
 mod admission;
 mod allowances;
@@ -84,6 +85,7 @@ mod usage;
 mod violations;
 mod walk_in;
 mod watch;
+mod who;
 mod writer;
 
 pub use convert::check_policy;

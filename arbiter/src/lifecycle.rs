@@ -47,6 +47,7 @@ impl Arbiter {
             let mut tenant = Tenant::new(id, spec, token, (saved.uid, user), &self.clock);
             tenant.identity = saved.identity;
             tenant.container = saved.container;
+            tenant.registered_in = saved.registered_in;
             tenant.spec.unbound = saved.unbound;
             tenant.started_unix_ms = saved.started_unix_ms;
             // Whether it ever came is not known, and what it was promised stays so.
@@ -99,28 +100,11 @@ impl Arbiter {
                 None => {}
             }
             self.journal.note_owner(tenant.id.0, tenant.uid);
-            // Processes of it may live that have not come for a device yet, or not again.
-            if !tenant.lives() {
-                self.ledger.insert(tenant);
-                self.fall_asleep(id);
-                let dormant = self.ledger.get_mut(id).and_then(|t| t.dormant.as_mut());
-                if let Some(dormant) = dormant.filter(|_| saved.dormant_unix_ms != 0) {
-                    let slept_ms = self.clock.unix_ms().saturating_sub(saved.dormant_unix_ms);
-                    dormant.since_unix_ms = saved.dormant_unix_ms;
-                    dormant.since_ns = dormant.since_ns.saturating_sub(slept_ms * 1_000_000);
-                }
-            } else {
-                let fields = [("missing", Value::from(tenant.missing.len()))];
-                let message = format!("job `{}` goes on under this arbiter", tenant.spec.name);
-                self.journal
-                    .write("restored", tenant.about(), message, &fields);
-                if !tenant.spec.driver.as_os_str().is_empty() {
-                    self.discovery.ask(Some(tenant.spec.driver.clone()));
-                }
-                self.ledger.insert(tenant);
-            }
+            self.ledger.insert(tenant);
+            // Those that have joined stand for it as well.
             self.watch_next(id);
             self.end_without_engine(id);
+            self.go_on_with(id, saved.dormant_unix_ms);
         }
         // Of jobs that nobody knows any more.
         for (id, page) in pages {
@@ -130,6 +114,32 @@ impl Arbiter {
         }
         // The rules may be others than those that the jobs began with.
         self.apply_rules(false);
+    }
+
+    /// Goes on with a job of an earlier arbiter, or has what is left of it counted.
+    /// `dormant_unix_ms`: since when it sleeps, 0 for one that did not.
+    fn go_on_with(&mut self, id: TenantId, dormant_unix_ms: u64) {
+        let Some(tenant) = self.ledger.get(id) else {
+            return;
+        };
+        if tenant.lives() {
+            let fields = [("missing", Value::from(tenant.missing.len()))];
+            let message = format!("job `{}` goes on under this arbiter", tenant.spec.name);
+            self.journal
+                .write("restored", tenant.about(), message, &fields);
+            if !tenant.spec.driver.as_os_str().is_empty() {
+                self.discovery.ask(Some(tenant.spec.driver.clone()));
+            }
+            return;
+        }
+        // Processes of it may live that have not come for a device yet, or not again.
+        self.fall_asleep(id);
+        let dormant = self.ledger.get_mut(id).and_then(|t| t.dormant.as_mut());
+        if let Some(dormant) = dormant.filter(|_| dormant_unix_ms != 0) {
+            let slept_ms = self.clock.unix_ms().saturating_sub(dormant_unix_ms);
+            dormant.since_unix_ms = dormant_unix_ms;
+            dormant.since_ns = dormant.since_ns.saturating_sub(slept_ms * 1_000_000);
+        }
     }
 
     /// The service manager is shown how things stand, and given the pages of jobs to keep for a
@@ -252,6 +262,7 @@ impl Arbiter {
             user: tenant.user.clone(),
             identity: tenant.identity.clone(),
             container: tenant.container.clone(),
+            registered_in: tenant.registered_in.clone(),
             unbound: tenant.spec.unbound,
         });
         State {
@@ -290,6 +301,8 @@ impl Arbiter {
             self.read_journal_of(id, now_ns);
         }
         self.control.flush_all();
+        // Who waits over HTTP hears so from a thread that is there until it is closed.
+        self.control.close_desk();
         self.api.close();
         let pid = Value::from(std::process::id());
         let message = format!("arbiter {} ends", std::process::id());

@@ -2,15 +2,17 @@
 
 use channel::wire::TOKEN_BYTES;
 use control::place::Identity;
-use control::{Change, ControlError, ErrorCode, JobSpec, Registered, Reply, Request, Settings};
+use control::{
+    Change, ControlError, ErrorCode, JobSpec, Registered, Reply, Request, Settings, one_line,
+};
 use policy::TenantId;
 use serde_json::Value;
 
 use crate::behalf;
 use crate::census;
 use crate::clock::Clock;
-use crate::container;
-use crate::control_server::{Ask, Peer};
+use crate::container::{self, Origin};
+use crate::control_server::Ask;
 use crate::convert;
 use crate::descriptors::Descriptors;
 use crate::journal::About;
@@ -20,6 +22,7 @@ use crate::serve::Arbiter;
 use crate::spec;
 use crate::tenant::Tenant;
 use crate::unsaved;
+use crate::who::Peer;
 
 /// Of the address of a refused hook, and of the reason, in the journal.
 const REFUSED_HOOK_CHARS: usize = 400;
@@ -38,24 +41,24 @@ impl Arbiter {
             self.read_accounts();
         }
         let result = match request {
-            Request::Status => Ok(Reply::Status(self.status_for(peer))),
-            Request::List => Ok(Reply::Jobs(self.jobs_for(peer))),
-            Request::Set { job, change } => self.change(&job, change, peer),
+            Request::Status => Ok(Reply::Status(self.status_for(&peer))),
+            Request::List => Ok(Reply::Jobs(self.jobs_for(&peer))),
+            Request::Set { job, change } => self.change(&job, change, &peer),
             Request::SetDevice { device, settings } => {
-                self.change_devices(device.as_ref(), settings, peer)
+                self.change_devices(device.as_ref(), settings, &peer)
             }
-            Request::Reload => match self.reload_for(connection, peer) {
+            Request::Reload => match self.reload_for(connection, &peer) {
                 Ok(()) => return,
                 Err(error) => Err(error),
             },
-            Request::Move(moves) => match self.begin_move(connection, &moves, peer) {
+            Request::Move(moves) => match self.begin_move(connection, &moves, &peer) {
                 Ok(()) => return,
                 Err(error) => Err(error),
             },
             Request::Config { pid, user } => {
                 let now_ns = self.clock.mono_ns();
                 if self.names.ask(peer.uid, now_ns) {
-                    self.config_report(pid, user, peer)
+                    self.config_report(pid, user, &peer)
                 } else {
                     // Rules go by names.
                     let ask = Ask {
@@ -63,13 +66,13 @@ impl Arbiter {
                         peer,
                         request: Request::Config { pid, user },
                     };
-                    self.parked.park(ask, now_ns);
+                    self.park(ask, now_ns);
                     return;
                 }
             }
-            Request::Shutdown => self.shut_down(peer),
+            Request::Shutdown => self.shut_down(&peer),
             Request::Events { since_seq, limit } => {
-                Ok(Reply::Events(self.events_for(peer, since_seq, limit)))
+                Ok(Reply::Events(self.events_for(&peer, since_seq, limit)))
             }
             Request::Timeline {
                 device,
@@ -79,11 +82,12 @@ impl Arbiter {
                 let timeline = self.timeline(device, since_seq, limit);
                 timeline.map(Reply::Timeline)
             }
-            Request::HookRefused { hook, reason } => self.note_refused_hook(&hook, &reason, peer),
-            Request::Register(job) => {
+            Request::HookRefused { hook, reason } => self.note_refused_hook(&hook, &reason, &peer),
+            Request::Register(mut job) => {
                 let now_ns = self.clock.mono_ns();
-                if self.is_ready_for(&job, peer) {
-                    let registered = self.register(job, peer);
+                job.cut_command();
+                if self.is_ready_for(&job, &peer) {
+                    let registered = self.register(job, &peer);
                     self.answer_registration(connection, registered, now_ns);
                 } else {
                     let ask = Ask {
@@ -91,7 +95,7 @@ impl Arbiter {
                         peer,
                         request: Request::Register(job),
                     };
-                    self.parked.park(ask, now_ns);
+                    self.park(ask, now_ns);
                 }
                 return;
             }
@@ -100,11 +104,19 @@ impl Arbiter {
             .reply(connection, result, self.clock.mono_ns(), &self.poller);
     }
 
+    /// Has a request wait, and forgets those whose connections have gone: there are no more of them
+    /// than connections, which have one at a time.
+    fn park(&mut self, ask: Ask, now_ns: u64) {
+        let control = &self.control;
+        self.parked.retain(|connection| control.awaits(connection));
+        self.parked.park(ask, now_ns);
+    }
+
     /// Whether what a registration takes is known: its driver's devices, and its user's name. Asks
     /// for what is not.
-    fn is_ready_for(&mut self, job: &JobSpec, peer: Peer) -> bool {
+    fn is_ready_for(&mut self, job: &JobSpec, peer: &Peer) -> bool {
         let owner = behalf::owner(job, peer);
-        let named = self.names.ask(owner.uid, self.clock.mono_ns());
+        let named = self.names.ask(owner, self.clock.mono_ns());
         self.knows_devices_of(job) && named
     }
 
@@ -188,9 +200,12 @@ impl Arbiter {
     /// Answers who waits for a name, and registrations whose driver has been looked at.
     fn unpark(&mut self) {
         for waiting in self.parked.take() {
-            let peer = waiting.ask.peer;
+            if !self.control.awaits(waiting.ask.connection) {
+                continue;
+            }
+            let peer = waiting.ask.peer.clone();
             let is_ready = match &waiting.ask.request {
-                Request::Register(job) => self.is_ready_for(job, peer),
+                Request::Register(job) => self.is_ready_for(job, &peer),
                 _ => self.names.ask(peer.uid, self.clock.mono_ns()),
             };
             if is_ready {
@@ -205,6 +220,9 @@ impl Arbiter {
     /// the clients.
     pub(crate) fn expire_parked(&mut self, now_ns: u64) {
         for ask in self.parked.expire(now_ns) {
+            if !self.control.awaits(ask.connection) {
+                continue;
+            }
             if let Request::Register(job) = &ask.request {
                 let driver = (!job.driver.as_os_str().is_empty()).then(|| job.driver.clone());
                 if !self.knows_devices_of(job) {
@@ -215,10 +233,10 @@ impl Arbiter {
                 }
             }
             let owner = match &ask.request {
-                Request::Register(job) => behalf::owner(job, ask.peer),
-                _ => ask.peer,
+                Request::Register(job) => behalf::owner(job, &ask.peer),
+                _ => ask.peer.uid,
             };
-            self.names.give_up(owner.uid);
+            self.names.give_up(owner);
             self.answer(ask);
         }
     }
@@ -226,17 +244,20 @@ impl Arbiter {
     pub(crate) fn register(
         &mut self,
         job: JobSpec,
-        peer: Peer,
+        peer: &Peer,
     ) -> Result<Registered, ControlError> {
         let mut identity = Identity::of_process(peer.pid);
         identity.claimed_account = one_line(&job.slurm_account, ACCOUNT_CHARS);
+        if peer.pid != 0 {
+            is_still_where_it_was(peer, &identity)?;
+        }
         self.register_as(job, peer, identity)
     }
 
     pub(crate) fn register_as(
         &mut self,
         mut job: JobSpec,
-        peer: Peer,
+        peer: &Peer,
         identity: Identity,
     ) -> Result<Registered, ControlError> {
         if peer.pid == 0 {
@@ -258,16 +279,13 @@ impl Arbiter {
             let error = ControlError::new(ErrorCode::Permission, message);
             return Err(error.with_hint("a job registers itself, before it becomes its command"));
         }
-        let peer = behalf::allowed(&job, peer)?;
-        if let Some(joined) = self.join(&job, peer) {
+        let uid = behalf::allowed(&job, peer)?;
+        if let Some(joined) = self.join(&job, (peer.pid, uid)) {
             return joined;
         }
         let name = if job.name.is_empty() {
-            let mut name = control::name_from_command(&job.command);
-            if behalf::is_reserved(&name) {
-                name.push('-');
-            }
-            self.ledger.free_name(&name)
+            let name = control::name_from_command(&job.command);
+            self.ledger.free_name(&behalf::unreserved(name))
         } else {
             job.name.clone()
         };
@@ -279,14 +297,14 @@ impl Arbiter {
         }
         let start_unix_ms = self.clock.unix_ms();
         let mut spec = convert::spec(job, name, start_unix_ms);
-        if let Some(message) = self.lacks_name(peer.uid) {
+        if let Some(message) = self.lacks_name(uid) {
             let error = ControlError::new(ErrorCode::Internal, message);
             return Err(error.with_hint("try again when the host's user database answers"));
         }
-        let user = self.names.of(peer.uid).to_owned();
-        let ceiling = self.rulebook.ceiling(peer.uid, &user);
+        let user = self.names.of(uid).to_owned();
+        let ceiling = self.rulebook.ceiling(uid, &user);
         let whose = Whose {
-            uid: peer.uid,
+            uid,
             user: &user,
             identity: &identity,
             user_caps: &[],
@@ -294,15 +312,18 @@ impl Arbiter {
         };
         self.go_by_rules(&mut spec, whose, false);
         self.ledger
-            .admit(&spec, None, (peer.uid, &user, ceiling), &self.devices)
+            .admit(&spec, None, (uid, &user, ceiling), &self.devices)
             .map_err(|refusal| convert::refusal(&refusal))?;
         let failed = |message: String| ControlError::new(ErrorCode::Internal, message);
         let token = new_token(&self.clock)
             .map_err(|error| failed(format!("no random numbers: {error}")))?;
         let id = TenantId(self.persistence.new_id());
         let now_ns = self.clock.mono_ns();
-        let mut tenant = Tenant::new(id, spec, token, (peer.uid, user), &self.clock);
+        let mut tenant = Tenant::new(id, spec, token, (uid, user), &self.clock);
         tenant.identity = identity;
+        if let Origin::Container(key) = &peer.origin {
+            tenant.registered_in = key.to_string();
+        }
         peer::started_ticks(peer.pid)
             .and_then(|ticks| self.watch_job(&mut tenant, ticks.unwrap_or(0)))
             .map_err(|error| {
@@ -320,7 +341,7 @@ impl Arbiter {
         let (name, command) = (tenant.spec.name.clone(), tenant.spec.command.join(" "));
         let mut fields = vec![
             ("pid", Value::from(peer.pid)),
-            ("uid", Value::from(peer.uid)),
+            ("uid", Value::from(uid)),
             (
                 "class",
                 Value::from(spec::wire_class(tenant.spec.class()).as_str()),
@@ -354,10 +375,10 @@ impl Arbiter {
             self.journal
                 .write("renamed", About::job(&other, whose.0), message, &[]);
         }
-        self.journal.note_owner(id.0, peer.uid);
+        self.journal.note_owner(id.0, uid);
         self.ledger.insert(tenant);
         self.ledger.keep_promises(now_ns);
-        if let Some(left_out) = self.allowances.start(peer.uid, now_ns) {
+        if let Some(left_out) = self.allowances.start(uid, now_ns) {
             if left_out > 0 {
                 fields.push(("left_out", Value::from(left_out)));
             }
@@ -439,7 +460,7 @@ impl Arbiter {
     }
 
     /// The job of a name, for somebody who may change it.
-    pub(crate) fn tenant_of(&self, job: &str, peer: Peer) -> Result<&Tenant, ControlError> {
+    pub(crate) fn tenant_of(&self, job: &str, peer: &Peer) -> Result<&Tenant, ControlError> {
         let Some(tenant) = self.ledger.named(job) else {
             let names: Vec<&str> = self.ledger.iter().map(|t| t.spec.name.as_str()).collect();
             let hint = if names.is_empty() {
@@ -463,17 +484,20 @@ impl Arbiter {
                 .with_hint("ask its owner, or root"));
         }
         // The users of a container have the numbers of others on the host, root's above all.
-        if let Some(theirs) = container::foreign(peer.pid)
-            && !tenant.is_of_container(&theirs)
-        {
-            let message = format!("job `{job}` is not of the container that you are in");
-            return Err(ControlError::new(ErrorCode::Permission, message)
-                .with_hint("change it on the host"));
+        if !tenant.is_in_reach_of(&peer.origin) {
+            let (message, hint) = match peer.origin {
+                Origin::Unknown => peer.not_seen(),
+                _ => (
+                    format!("job `{job}` is not of the container that you are in"),
+                    "change it on the host",
+                ),
+            };
+            return Err(ControlError::new(ErrorCode::Permission, message).with_hint(hint));
         }
         Ok(tenant)
     }
 
-    fn change(&mut self, job: &str, change: Change, peer: Peer) -> Result<Reply, ControlError> {
+    fn change(&mut self, job: &str, change: Change, peer: &Peer) -> Result<Reply, ControlError> {
         let tenant = self.tenant_of(job, peer)?;
         if change.is_empty() {
             return Err(
@@ -498,7 +522,7 @@ impl Arbiter {
         spec.own = asked.clone().or(&spec.own);
         spec.paused = change.paused.unwrap_or(spec.paused);
         // Root may go beyond what the configuration allows a user.
-        let is_root = peer.uid == 0 && uid != 0 && container::foreign(peer.pid).is_none();
+        let is_root = peer.is_root() && uid != 0;
         spec.unbound |= is_root && !asked.is_empty();
         let ceiling = if is_root {
             crate::Ceiling::default()
@@ -551,7 +575,7 @@ impl Arbiter {
         &mut self,
         hook: &str,
         reason: &str,
-        peer: Peer,
+        peer: &Peer,
     ) -> Result<Reply, ControlError> {
         only_ours(peer)?;
         // A part of the reason may be the words of who answered.
@@ -568,7 +592,7 @@ impl Arbiter {
         Ok(Reply::Noted)
     }
 
-    fn shut_down(&mut self, peer: Peer) -> Result<Reply, ControlError> {
+    fn shut_down(&mut self, peer: &Peer) -> Result<Reply, ControlError> {
         only_ours(peer)?;
         tracing::info!("process {} asks for an end", peer.pid);
         self.lifetime.end();
@@ -576,32 +600,35 @@ impl Arbiter {
     }
 }
 
-/// A container's users have the numbers of the host's, root's above all, and none of their rights.
-pub(crate) fn not_of_a_container(peer: Peer) -> Result<(), ControlError> {
-    if container::foreign(peer.pid).is_none() {
-        return Ok(());
-    }
-    let message = "you are in a container, whose root is not the host's";
-    Err(ControlError::new(ErrorCode::Permission, message).with_hint("ask on the host"))
+/// Rules go by where a process is, and by its number, which may be another process's by now.
+fn is_still_where_it_was(peer: &Peer, read: &Identity) -> Result<(), ControlError> {
+    let lacking = |_| ControlError::new(ErrorCode::Internal, Descriptors::lack());
+    let is_same = match &peer.origin {
+        Origin::Container(key) => container::is_in(read, key),
+        _ => true,
+    };
+    let (code, message) = match Origin::of(peer.pid).map_err(lacking)? {
+        Origin::Unknown => (ErrorCode::Invalid, "has ended before it was registered"),
+        origin if origin == peer.origin && is_same => return Ok(()),
+        _ => (
+            ErrorCode::Permission,
+            "is not where it was when it connected",
+        ),
+    };
+    let message = format!("process {} {message}", peer.pid);
+    let error = ControlError::new(code, message);
+    Err(error.with_hint("a job registers itself, before it becomes its command"))
 }
 
 /// Whether somebody may speak for the whole arbiter: its own user or root.
-pub(crate) fn only_ours(peer: Peer) -> Result<(), ControlError> {
-    let ours = rustix::process::geteuid().as_raw();
-    not_of_a_container(peer)?;
-    if peer.uid == 0 || peer.uid == ours {
+pub(crate) fn only_ours(peer: &Peer) -> Result<(), ControlError> {
+    peer.must_be_of_this_host()?;
+    if peer.governs() {
         return Ok(());
     }
+    let ours = rustix::process::geteuid().as_raw();
     let message = format!("this arbiter belongs to user {ours}, you are {}", peer.uid);
     Err(ControlError::new(ErrorCode::Permission, message))
-}
-
-/// Text of others as one line of `most` characters at most.
-fn one_line(text: &str, most: usize) -> String {
-    let shown = text.chars().take(most);
-    shown
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
 }
 
 /// 128 random bits as hexadecimal digits.
@@ -634,15 +661,15 @@ mod tests {
         };
         let mut arbiter = Arbiter::start(options).expect("started");
         let (pid, hook) = (std::process::id(), "http://127.0.0.1:7077");
-        let own = Peer { pid, uid: ours };
+        let own = Peer::here(pid, ours);
         let reason = format!("two hooks\n\x1b[2J{}", "x".repeat(1 << 20));
         for _ in 0..1000 {
             arbiter
-                .note_refused_hook(hook, &reason, own)
+                .note_refused_hook(hook, &reason, &own)
                 .expect("noted");
         }
-        let uid = ours + 1;
-        let error = arbiter.note_refused_hook(hook, "no", Peer { pid, uid });
+        let other = Peer::here(pid, ours + 1);
+        let error = arbiter.note_refused_hook(hook, "no", &other);
         assert_eq!(
             error.map_err(|error| error.code),
             Err(ErrorCode::Permission)

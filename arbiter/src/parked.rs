@@ -29,6 +29,12 @@ impl Parked {
         self.waiting.push(Waiting { ask, deadline_ns });
     }
 
+    /// Forgets those whose connection nobody `awaits`.
+    pub fn retain(&mut self, awaits: impl Fn(u64) -> bool) {
+        self.waiting
+            .retain(|waiting| awaits(waiting.ask.connection));
+    }
+
     /// Takes all of them, to be looked at again.
     pub fn take(&mut self) -> Vec<Waiting> {
         std::mem::take(&mut self.waiting)
@@ -57,14 +63,25 @@ mod tests {
     use control::Request;
 
     use super::*;
-    use crate::control_server::Peer;
+    use crate::who::Peer;
 
     fn ask(connection: u64) -> Ask {
         Ask {
             connection,
-            peer: Peer { pid: 1, uid: 1 },
+            peer: Peer::here(1, 1),
             request: Request::List,
         }
+    }
+
+    #[test]
+    fn one_whose_connection_has_gone_is_forgotten() {
+        let mut parked = Parked::default();
+        for connection in 1..=3 {
+            parked.park(ask(connection), 5);
+        }
+        parked.retain(|connection| connection == 2);
+        let left: Vec<u64> = parked.take().iter().map(|one| one.ask.connection).collect();
+        assert_eq!(left, [2]);
     }
 
     #[test]

@@ -2,9 +2,11 @@
 //! out here, once, into plain values; if it is nonsense, the loss is that client's own.
 
 use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use channel::arbiter::ClientPages;
+use rustix::io::Errno;
+use rustix::process::Pid;
 
 /// What a client, or all of a tenant's, claim to be doing on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -93,24 +95,109 @@ pub fn credentials(socket: impl AsFd) -> std::io::Result<(u32, u32)> {
     }
 }
 
-/// Start time of a process in clock ticks since boot (field 22 of `/proc/PID/stat`, see
-/// proc_pid_stat(5)); `None`: gone.
+/// The process that connected a socket; `pid` is its number. `None`: it has ended, or is not seen
+/// from here.
+///
+/// Kernels before 6.5 do not give it: then it is the process that has the number now.
+///
+/// # Errors
+/// There are no descriptors left.
+pub fn process_of(socket: impl AsFd, pid: u32) -> std::io::Result<Option<OwnedFd>> {
+    use nix::libc;
+    let mut process: libc::c_int = -1;
+    // CAST: four bytes.
+    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: a number and its length, both of which outlive the call.
+    let status = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            (&raw mut process).cast(),
+            &raw mut length,
+        )
+    };
+    if status == 0 {
+        // SAFETY: the kernel has opened this descriptor for us just now, and nobody else has it.
+        return Ok(Some(unsafe { OwnedFd::from_raw_fd(process) }));
+    }
+    let error = std::io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ENOPROTOOPT) => {}
+        Some(libc::EMFILE | libc::ENFILE) => return Err(error),
+        _ => return Ok(None),
+    }
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let flags = rustix::process::PidfdFlags::empty();
+    match pid.map(|pid| rustix::process::pidfd_open(pid, flags)) {
+        Some(Ok(process)) => Ok(Some(process)),
+        Some(Err(errno @ (Errno::MFILE | Errno::NFILE))) => Err(errno.into()),
+        Some(Err(_)) | None => Ok(None),
+    }
+}
+
+/// Whether the process of a pidfd has ended.
+pub fn has_ended(process: impl AsFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::new(&process, PollFlags::IN)];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // Where the kernel does not say, nothing that goes by its number holds.
+    !matches!(poll(&mut fds, Some(&now)), Ok(0))
+}
+
+/// What the kernel says of a process in `/proc/PID/stat`, see proc_pid_stat(5).
+struct Stat {
+    /// It has ended and is not reaped.
+    zombie: bool,
+    parent: u32,
+    /// In clock ticks since boot.
+    started_ticks: u64,
+}
+
+impl Stat {
+    /// `None`: the process is gone.
+    fn of(pid: u32) -> std::io::Result<Option<Self>> {
+        // One read: the kernel makes the whole line for it, some 300 bytes. What is needed is well
+        // within the buffer, whatever the numbers.
+        let mut buffer = [0; 1024];
+        let read = std::fs::File::open(format!("/proc/{pid}/stat"))
+            .and_then(|mut file| file.read(&mut buffer));
+        match read {
+            Ok(length) => Ok(buffer.get(..length).and_then(Self::read)),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn read(line: &[u8]) -> Option<Self> {
+        // The second field is the name in parentheses and may contain anything; count from the
+        // last one.
+        let rest = line.get(line.iter().rposition(|byte| *byte == b')')? + 1..)?;
+        let mut fields = std::str::from_utf8(rest).ok()?.split_ascii_whitespace();
+        Some(Self {
+            zombie: fields.next()? == "Z",
+            parent: fields.next()?.parse().ok()?,
+            // Field 22.
+            started_ticks: fields.nth(17)?.parse().ok()?,
+        })
+    }
+}
+
+/// Whether an error at a file of `/proc/PID` says that the process is gone, or not seen from here.
+pub fn is_gone(error: &std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH)
+}
+
+/// Start time of a process in clock ticks since boot; `None`: it has ended.
 ///
 /// # Errors
 /// It is not known, for want of descriptors above all.
 pub fn started_ticks(pid: u32) -> std::io::Result<Option<u64>> {
-    // One read: the kernel makes the whole line for it, some 300 bytes. What is needed is well
-    // within the buffer, whatever the numbers.
-    let mut buffer = [0; 1024];
-    let read = std::fs::File::open(format!("/proc/{pid}/stat"))
-        .and_then(|mut file| file.read(&mut buffer));
-    let length = match read {
-        Ok(length) => length,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    Ok(buffer.get(..length).and_then(started_in))
+    let living = Stat::of(pid)?.filter(|stat| !stat.zombie);
+    Ok(living.map(|stat| stat.started_ticks))
 }
 
 /// Whether the process that started then still runs.
@@ -121,27 +208,9 @@ pub fn is_alive(pid: u32, since_ticks: u64) -> std::io::Result<bool> {
     Ok(started_ticks(pid)? == Some(since_ticks))
 }
 
-/// The start time in a line of `stat`; `None`: the process has ended and is not reaped.
-fn started_in(stat: &[u8]) -> Option<u64> {
-    // The second field is the name in parentheses and may contain anything; count from the last
-    // one.
-    let rest = &stat[stat.iter().rposition(|byte| *byte == b')')? + 1..];
-    let mut fields = std::str::from_utf8(rest).ok()?.split_ascii_whitespace();
-    if fields.next()? == "Z" {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
-}
-
-/// The parent of a process; `None`: it has ended.
+/// The parent of a process; `None`: the process is gone.
 pub fn parent_of(pid: u32) -> Option<u32> {
-    let mut buffer = [0; 1024];
-    let mut file = std::fs::File::open(format!("/proc/{pid}/stat")).ok()?;
-    let length = file.read(&mut buffer).ok()?;
-    let line = buffer.get(..length)?;
-    let rest = line.get(line.iter().rposition(|byte| *byte == b')')? + 1..)?;
-    let mut fields = std::str::from_utf8(rest).ok()?.split_ascii_whitespace();
-    fields.nth(1)?.parse().ok()
+    Stat::of(pid).ok().flatten().map(|stat| stat.parent)
 }
 
 /// The present in clock ticks since boot, in which start times of processes are given.
@@ -195,6 +264,28 @@ mod tests {
         let pid = child.id();
         testbed::within::wait(&mut child, "sleep", testbed::PATIENCE);
         assert_eq!(started_ticks(pid).expect("no line"), None);
+    }
+
+    #[test]
+    fn the_process_that_connected_is_known_by_its_descriptor_until_it_ends() {
+        let place = tempfile::tempdir().expect("a folder");
+        let path = place.path().join("s");
+        let listener = std::os::unix::net::UnixListener::bind(&path).expect("bound");
+        let own = std::os::unix::net::UnixStream::connect(&path).expect("connected");
+        let (accepted, _) = listener.accept().expect("accepted");
+        let (pid, _) = credentials(&accepted).expect("known");
+        let process = process_of(&accepted, pid).expect("descriptors");
+        assert!(!has_ended(process.expect("this one")));
+        drop(own);
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn();
+        let child = child.as_mut().expect("sleep starts");
+        let pid = rustix::process::Pid::from_child(child);
+        let flags = rustix::process::PidfdFlags::empty();
+        let process = rustix::process::pidfd_open(pid, flags).expect("a descriptor");
+        assert!(!has_ended(&process));
+        child.kill().expect("kill");
+        testbed::within::wait(child, "sleep", testbed::PATIENCE);
+        assert!(has_ended(&process));
     }
 
     #[test]

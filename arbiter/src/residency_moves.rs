@@ -8,10 +8,10 @@ use policy::TenantId;
 use policy::residency::Standing;
 use serde_json::Value;
 
-use crate::control_server::Peer;
 use crate::journal::About;
 use crate::residency::{MAX_MOVE_REQUESTS, MoveRequest, ResidencyStatus, State};
 use crate::serve::Arbiter;
+use crate::who::Peer;
 
 impl Arbiter {
     /// Begins to move jobs; the answer comes when they have arrived.
@@ -19,7 +19,7 @@ impl Arbiter {
         &mut self,
         connection: u64,
         moves: &Moves,
-        peer: Peer,
+        peer: &Peer,
     ) -> Result<(), ControlError> {
         let invalid = |message: String| ControlError::new(ErrorCode::Invalid, message);
         let both: Vec<(&String, bool)> = moves

@@ -14,7 +14,6 @@ use control::{
 use policy::TenantId;
 use serde_json::Value;
 
-use crate::control_server::Peer;
 use crate::convert;
 use crate::journal::About;
 use crate::operator::only_ours;
@@ -23,6 +22,7 @@ use crate::refusal::{Ceiling, LEAST_SHARE, Refusal};
 use crate::serve::Arbiter;
 use crate::spec::Spec;
 use crate::tenant::Tenant;
+use crate::who::Peer;
 
 /// Settings that others were promised something beside.
 const PROMISES: [&str; 2] = ["share", "share_min"];
@@ -373,7 +373,7 @@ impl Arbiter {
         &self,
         pid: Option<u32>,
         user: Option<String>,
-        peer: Peer,
+        peer: &Peer,
     ) -> Result<Reply, ControlError> {
         let mut report = ConfigReport {
             status: self.rulebook.status(),

@@ -10,6 +10,7 @@ use crate::allowances::Allowances;
 use crate::api::Api;
 use crate::clients::Clients;
 use crate::clock::{self, Clock};
+use crate::container::Origin;
 use crate::container_names::ContainerNames;
 use crate::control_server::{ControlServer, Turn};
 use crate::descriptors::Descriptors;
@@ -140,6 +141,8 @@ impl Arbiter {
     /// # Errors
     /// [`Error`]
     pub fn start(mut options: Options) -> Result<Self, Error> {
+        // What this process is in is read once, and now there are descriptors for that.
+        let _ = Origin::of(std::process::id());
         let clock = clock::host();
         let handed = std::mem::take(&mut options.handed);
         let ground = Ground::take(&options, handed, &clock)?;
@@ -402,12 +405,9 @@ impl Arbiter {
                 }
             }
             Event::ControlAccept => {
-                let mut accepted = self.control.accept(now_ns, &self.poller);
-                if accepted.as_ref().is_err_and(Descriptors::are_lacking)
-                    && self.door.give_up_reserve()
-                {
-                    accepted = self.control.accept(now_ns, &self.poller);
-                }
+                let door = &mut self.door;
+                let more = || door.give_up_reserve();
+                let accepted = self.control.accept(now_ns, &self.poller, more);
                 if let Err(error) = accepted {
                     self.stop_accepting(&error, now_ns);
                 }
@@ -499,13 +499,13 @@ impl Arbiter {
                 break;
             };
             let asked = match turn {
-                Turn::Ask(ask) => Some((ask.connection, ask.peer, self.answer(*ask))),
+                Turn::Ask(ask) => Some((ask.connection, ask.peer.uid, self.answer(*ask))),
                 Turn::Refused => None,
             };
             let before_ns = std::mem::replace(&mut now_ns, self.clock.mono_ns());
-            if let Some((connection, peer, ())) = asked {
+            if let Some((connection, uid, ())) = asked {
                 let took_ns = now_ns.saturating_sub(before_ns);
-                self.control.spent(connection, peer, now_ns, took_ns);
+                self.control.spent(connection, uid, now_ns, took_ns);
             }
         }
         self.control.rise(&sitting, now_ns)
@@ -579,6 +579,7 @@ impl Arbiter {
             }
         }
         self.look_for_missing(now_ns);
+        self.watch_again();
         self.read_accounts();
         self.look_after_dormant(now_ns);
         self.schedulers.form_gangs();
@@ -630,6 +631,41 @@ mod tests {
         };
         assert_eq!(stall.fields["stalled_ms"], Value::from(20_000));
         assert!(stall.message.contains("20.0 s"), "{}", stall.message);
+    }
+
+    #[test]
+    fn who_waits_over_http_hears_that_the_arbiter_ends() {
+        use std::io::{Read as _, Write as _};
+        let place = tempfile::tempdir().expect("directory");
+        let mut arbiter = arbiter(&place);
+        let path = arbiter.rulebook.options().dir.api_socket();
+        let ask = |path: &std::path::Path| {
+            let mut stream = std::os::unix::net::UnixStream::connect(path).expect("connected");
+            let request = b"GET /v1/jobs HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+            stream.write_all(request).expect("sent");
+            std::thread::spawn(move || {
+                let mut answer = String::new();
+                stream.read_to_string(&mut answer).expect("answered");
+                answer
+            })
+        };
+        let asked = [ask(&path), ask(&path)];
+        // Both have their turns, and neither is answered.
+        let deadline = std::time::Instant::now() + testbed::PATIENCE;
+        let mut taken = 0;
+        while taken < 2 {
+            assert!(std::time::Instant::now() < deadline);
+            arbiter.control.on_desk(0);
+            let turn = arbiter.control.next_turn(0, &arbiter.poller);
+            taken += usize::from(turn.is_some());
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        arbiter.finish();
+        for asked in asked {
+            let answer = testbed::join(asked);
+            assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+            assert!(answer.contains("the arbiter is ending"), "{answer}");
+        }
     }
 
     #[test]

@@ -97,6 +97,8 @@ pub struct SavedTenant {
     pub identity: Identity,
     /// The container that it is.
     pub container: Option<InContainer>,
+    /// What the container is known by in which it was registered; empty: it was in none.
+    pub registered_in: String,
     /// Root has given it something.
     pub unbound: bool,
 }

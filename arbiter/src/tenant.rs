@@ -11,7 +11,7 @@ use policy::TenantId;
 
 use crate::census::Process;
 use crate::clock::Clock;
-use crate::container::InContainer;
+use crate::container::{InContainer, Origin, is_nameless};
 use crate::journal::{About, Allowance};
 use crate::peer;
 use crate::spec::Spec;
@@ -28,6 +28,8 @@ pub struct Tenant {
     pub identity: Identity,
     /// The container whose processes are this job; `None`: it has a launcher.
     pub container: Option<InContainer>,
+    /// What the container is known by in which it was registered; empty: it was in none.
+    pub registered_in: String,
     /// Its part of what its user's jobs have together, where that has become less than they had.
     pub user_caps: Vec<Layer>,
     /// A process that presents it belongs to this job.
@@ -135,12 +137,19 @@ impl Tenant {
         About::job(&self.spec.name, self.id.0)
     }
 
-    /// Whether it is a container of this key, or was registered in it.
+    /// Whether it is a container of this key, or was registered in it. The kernel uses the number
+    /// of a PID namespace again once nobody is in it.
     pub fn is_of_container(&self, key: &str) -> bool {
-        let registered = || control::place::container_group(&self.identity.cgroups);
-        match &self.container {
-            Some(container) => container.key == key,
-            None => registered().as_deref() == Some(key),
+        self.registered_in == key && (self.process.is_some() || !is_nameless(key))
+    }
+
+    /// Whether its user may change it from there: the users of a container have the numbers of
+    /// others on the host, root's above all.
+    pub fn is_in_reach_of(&self, origin: &Origin) -> bool {
+        match origin {
+            Origin::Here => true,
+            Origin::Container(key) => self.is_of_container(key),
+            Origin::Unknown => false,
         }
     }
 
@@ -158,6 +167,7 @@ impl Tenant {
             spec,
             identity: Identity::default(),
             container: None,
+            registered_in: String::new(),
             user_caps: Vec::new(),
             token,
             uid,
@@ -295,9 +305,18 @@ impl Tenant {
         self.publish_slots();
     }
 
-    /// Whether anything of it still lives.
+    /// Forgets processes that have joined and have ended since.
+    pub fn forget_dead_joined(&mut self) {
+        self.joined
+            .retain(|one| peer::is_alive(one.pid, one.started_ticks).unwrap_or(true));
+    }
+
+    /// Whether anything of it still lives, or may.
     pub fn lives(&self) -> bool {
-        self.process.is_some() || !self.clients.is_empty() || !self.missing.is_empty()
+        self.process.is_some()
+            || !self.joined.is_empty()
+            || !self.clients.is_empty()
+            || !self.missing.is_empty()
     }
 
     /// Memory that it held on a device when its page was read last, in bytes.
@@ -375,6 +394,24 @@ mod tests {
         });
         let page = &tenant.memory.as_ref().expect("page").page;
         assert_eq!((tenant.slots_used(), page.slots_used()), (3, 3));
+    }
+
+    #[test]
+    fn a_job_is_changed_from_its_own_container_and_from_the_host() {
+        let reach =
+            |tenant: &Tenant, key: &str| tenant.is_in_reach_of(&Origin::Container(key.into()));
+        let mut tenant = example(1, "a");
+        assert!(tenant.is_in_reach_of(&Origin::Here));
+        assert!(!tenant.is_in_reach_of(&Origin::Unknown) && !reach(&tenant, "/docker/0"));
+        tenant.registered_in = "/docker/0".into();
+        assert!(reach(&tenant, "/docker/0") && !reach(&tenant, "/docker/1"));
+        tenant.registered_in = "pid:[4026532180]".into();
+        assert!(
+            !reach(&tenant, "pid:[4026532180]"),
+            "that number may be another's by now"
+        );
+        tenant.process = Some(tempfile::tempfile().expect("a descriptor").into());
+        assert!(reach(&tenant, "pid:[4026532180]"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! process, take turns, are killed, and go on under the next arbiter. No clock is read and no
 //! socket is made.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
 use channel::arbiter::ClientPages;
@@ -12,14 +12,17 @@ use control::{JobSettings, JobSpec};
 use policy::TenantId;
 
 use crate::attach::Verdict;
+use crate::census::Process;
 use crate::clock::tests::Virtual;
-use crate::control_server::Peer;
+use crate::container::Origin;
 use crate::convert;
 use crate::ground::Ground;
+use crate::operator::only_ours;
 use crate::options::Options;
 use crate::reactor::Event;
 use crate::serve::Arbiter;
 use crate::state::State;
+use crate::who::Peer;
 
 const MS: u64 = 1_000_000;
 const US: u64 = 1_000;
@@ -126,10 +129,7 @@ impl World {
     }
 
     fn register_as(&mut self, name: &str, share: f64, any_user: bool) -> (TenantId, String) {
-        let peer = Peer {
-            pid: own_pid(),
-            uid: rustix::process::getuid().as_raw(),
-        };
+        let peer = Peer::here(own_pid(), rustix::process::getuid().as_raw());
         let spec = JobSpec {
             settings: JobSettings {
                 share: Some(share),
@@ -140,7 +140,7 @@ impl World {
             any_user,
             ..JobSpec::default()
         };
-        match self.arbiter.register(spec, peer) {
+        match self.arbiter.register(spec, &peer) {
             Ok(job) => (TenantId(job.id), job.token),
             other => panic!("{other:?}"),
         }
@@ -152,7 +152,9 @@ impl World {
         let kept = before.map(|end| end.brings);
         let who = (own_pid(), rustix::process::getuid().as_raw());
         // A disk that takes its time is not waited for.
-        let verdict = self.arbiter.judge(&hello, &kept, who, false, self.now_ns);
+        let process = pidfd();
+        let whose = (who.0, who.1, process.as_fd());
+        let verdict = self.arbiter.judge(&hello, &kept, whose, false, self.now_ns);
         let Verdict::In(terms) = verdict else {
             panic!("not let in");
         };
@@ -260,10 +262,11 @@ fn a_whole_arbiter_is_stepped_without_a_clock_or_a_socket_and_twice_the_same() {
 fn a_token_counts_for_its_user_unless_the_job_is_for_any() {
     let other = rustix::process::getuid().as_raw() + 1;
     let lets_in = |world: &mut World, token: &str| {
-        let who = (own_pid(), other);
+        let process = pidfd();
+        let whose = (own_pid(), other, process.as_fd());
         let verdict = world
             .arbiter
-            .judge(&hello(token, None), &None, who, false, world.now_ns);
+            .judge(&hello(token, None), &None, whose, false, world.now_ns);
         matches!(verdict, Verdict::In(_))
     };
     let mut world = World::new();
@@ -311,7 +314,7 @@ fn register_for(
         on_behalf_of: owner,
         ..JobSpec::default()
     };
-    world.arbiter.register(spec, Peer { pid, uid })
+    world.arbiter.register(spec, &Peer::here(pid, uid))
 }
 
 #[test]
@@ -363,4 +366,115 @@ fn an_engine_s_job_whose_last_step_ended_without_an_arbiter_is_ended_by_the_next
     let world = world.restart();
     let tenant = world.arbiter.ledger.get(TenantId(job.id));
     assert!(tenant.is_none_or(|tenant| tenant.ending.is_some()));
+}
+
+#[test]
+fn an_engine_s_job_goes_on_by_a_later_step_where_the_first_ended_without_an_arbiter() {
+    let mut world = World::new();
+    let (mut first, mut second) = (Stands::start(), Stands::start());
+    let job = register_for(&mut world, (first.0.id(), 0), Some(1000)).expect("the first step");
+    register_for(&mut world, (second.0.id(), 0), Some(1000)).expect("the second step");
+    first.end();
+    let mut world = world.restart();
+    let kinds = world.kinds();
+    assert!(kinds.contains(&"restored".into()), "{kinds:?}");
+    let tenant = world
+        .arbiter
+        .ledger
+        .get(TenantId(job.id))
+        .expect("it lives");
+    assert!(tenant.process.is_some() && tenant.dormant.is_none() && tenant.ending.is_none());
+    // And with the last of them it ends, and the journal says why.
+    second.end();
+    world.arbiter.on_event(Event::JobEnded(job.id));
+    let kinds = world.kinds();
+    let ended = kinds.iter().filter(|kind| *kind == "engine_gone");
+    assert_eq!(ended.count(), 1, "{kinds:?}");
+}
+
+#[test]
+fn an_engine_s_job_has_as_many_steps_one_after_the_other_as_it_likes() {
+    let mut world = World::new();
+    let job = register_for(&mut world, (own_pid(), 0), Some(1000)).expect("the first step");
+    let id = TenantId(job.id);
+    let ended = Process {
+        pid: u32::MAX,
+        started_ticks: 1,
+    };
+    let tenant = world.arbiter.ledger.get_mut(id).expect("it lives");
+    tenant.joined = vec![ended; 4096];
+    let mut last = Stands::start();
+    register_for(&mut world, (last.0.id(), 0), Some(1000)).expect("one more");
+    let tenant = world.arbiter.ledger.get_mut(id).expect("it lives");
+    assert_eq!(tenant.joined.len(), 1);
+    // Housekeeping has one watched that could not be when it was its turn.
+    tenant.process = None;
+    world.arbiter.watch_again();
+    let tenant = world.arbiter.ledger.get(id).expect("it lives");
+    assert!(tenant.process.is_some() && tenant.joined.is_empty());
+    assert_eq!(tenant.spec.pid, last.0.id());
+    last.end();
+}
+
+#[test]
+fn who_was_in_a_container_when_it_connected_registers_no_job_from_elsewhere() {
+    let mut world = World::new();
+    let spec = JobSpec {
+        simulated: true,
+        ..JobSpec::default()
+    };
+    let peer = Peer::here(own_pid(), 0).inside("/docker/0");
+    let refused = world.arbiter.register(spec, &peer).expect_err("refused");
+    assert_eq!(refused.code, control::ErrorCode::Permission);
+    assert!(refused.message.contains("is not where it was"), "{refused}");
+}
+
+/// What somebody may do, asked by name and on the whole.
+#[test]
+fn a_containers_root_changes_jobs_of_its_container_and_governs_nothing() {
+    let mut world = World::new();
+    world.register("host", 0.25);
+    let (inside, _) = world.register("inside", 0.25);
+    let key = "/docker/0";
+    let tenant = world.arbiter.ledger.get_mut(inside).expect("it lives");
+    tenant.registered_in = key.into();
+    let mut world = world.restart();
+    let uid = rustix::process::getuid().as_raw();
+    let root = Peer::here(own_pid(), uid).inside(key);
+    let unseen = Peer {
+        origin: Origin::Unknown,
+        ..root.clone()
+    };
+    let arbiter = &mut world.arbiter;
+    arbiter.tenant_of("inside", &root).expect("its own");
+    for (job, peer) in [("host", &root), ("host", &unseen), ("inside", &unseen)] {
+        let error = arbiter.tenant_of(job, peer).expect_err("refused");
+        assert_eq!(error.code, control::ErrorCode::Permission, "{job} {peer:?}");
+    }
+    for peer in [&root, &unseen] {
+        only_ours(peer).expect_err("refused");
+        let change = control::DeviceSettings::default();
+        let error = arbiter
+            .change_devices(None, change, peer)
+            .expect_err("refused");
+        assert_eq!(error.code, control::ErrorCode::Permission);
+        arbiter.reload_for(1, peer).expect_err("refused");
+    }
+    let reads = |arbiter: &Arbiter, peer: &Peer| -> Vec<String> {
+        let events = arbiter.events_for(peer, 0, 0);
+        let whole = events
+            .into_iter()
+            .filter(|one| !one.message.contains("of another user"));
+        whole
+            .map(|one| one.job)
+            .filter(|job| !job.is_empty())
+            .collect()
+    };
+    assert!(reads(arbiter, &Peer::here(1, uid)).contains(&"host".into()));
+    let inside = reads(arbiter, &root);
+    assert!(
+        inside.contains(&"inside".into()) && !inside.contains(&"host".into()),
+        "{inside:?}"
+    );
+    assert!(reads(arbiter, &unseen).is_empty());
 }

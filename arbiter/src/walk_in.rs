@@ -3,9 +3,13 @@
 //!
 //! All processes of a container are one job, whatever their users: the first one's asking counts,
 //! as that of any user does, and the rules of the host cap it. What a later one asks for is not
-//! read, so nothing in a container can raise what it has.
+//! read, so what a container has is not raised from inside. A container that can write to its tree
+//! of control groups can make groups that look like other containers, though: each is a job of its
+//! own then, and caps by rules and by users hold for all of them.
 
 use std::ffi::OsString;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use channel::wire::{Hello, Outcome};
 use control::environment::{self, Asked};
@@ -13,11 +17,13 @@ use control::{JobSettings, JobSpec};
 use policy::TenantId;
 
 use crate::attach::Verdict;
-use crate::container::{Container, InContainer};
-use crate::container_names::Question;
-use crate::control_server::Peer;
+use crate::behalf;
+use crate::container::{self, InContainer, Origin};
 use crate::convert::NotIn;
+use crate::descriptors::Descriptors;
+use crate::peer;
 use crate::serve::Arbiter;
+use crate::who::Peer;
 
 /// Says that the process's driver simulates.
 const SIMULATED: &str = "SUBLET_SIM";
@@ -32,34 +38,60 @@ impl Arbiter {
     pub(crate) fn job_of_container(
         &mut self,
         hello: &Hello,
-        (pid, uid): (u32, u32),
+        (pid, uid, process): (u32, u32, BorrowedFd<'_>),
         may_hold: bool,
         now_ns: u64,
     ) -> Result<TenantId, Verdict> {
         let refused = |outcome, text: String| Verdict::Out(NotIn::new(outcome, text));
-        let Some(container) = Container::of(pid) else {
-            let text =
-                "it has no token and is in no container: start the program with `sublet run`";
-            return Err(refused(Outcome::UnknownToken, text.into()));
+        let origin = Origin::of(pid);
+        // Looked at after the files were read: if it lives, they were its.
+        let origin = if peer::has_ended(process) {
+            Ok(Origin::Unknown)
+        } else {
+            origin
+        };
+        let key = match origin {
+            Ok(Origin::Container(key)) => key,
+            Ok(Origin::Here) => {
+                let text =
+                    "it has no token and is in no container: start the program with `sublet run`";
+                return Err(refused(Outcome::UnknownToken, text.into()));
+            }
+            Ok(Origin::Unknown) => {
+                let text = "it has no token, and the container that it is in cannot be seen";
+                return Err(refused(Outcome::UnknownToken, text.into()));
+            }
+            Err(_) => return Err(refused(Outcome::Failed, Descriptors::lack())),
         };
         let known = self.ledger.iter().find(|tenant| {
-            let same = tenant.container.as_ref().map(|one| &one.key) == Some(&container.key);
-            same && (tenant.process.is_some() || !Container::is_nameless(&container.key))
+            let same = tenant
+                .container
+                .as_ref()
+                .is_some_and(|one| *one.key == *key);
+            same && (tenant.process.is_some() || !container::is_nameless(&key))
         });
         if let Some(tenant) = known {
             return Ok(tenant.id);
         }
-        let place = &container.identity.place;
-        let named = Container::is_nameless(&container.key)
-            || self.container_names.ask(Question {
-                id: place.container.clone(),
-                top: container.top,
-            });
-        let user_named = self.names.ask(uid, now_ns);
         let (asked, simulated) =
             read(&hello.asked).map_err(|text| refused(Outcome::Malformed, text))?;
+        let user_named = self.names.ask(uid, now_ns);
         let host_known = simulated || !self.discovery.waits_for_host();
-        if may_hold && !(named && user_named && host_known) {
+        if may_hold && !(user_named && host_known) {
+            return Err(Verdict::Hold);
+        }
+        // Rules go by it: one that could not be read is not taken for that of anybody.
+        let identity = container::identity_of(pid, &key);
+        if !container::is_in(&identity, &key) || peer::has_ended(process) {
+            let text = "the process has ended, or was moved into another container";
+            return Err(refused(Outcome::UnknownToken, text.into()));
+        }
+        let place = &identity.place;
+        let named = container::is_nameless(&key) || {
+            let top = || container::top_of(pid, &key);
+            self.container_names.ask(&place.container, top)
+        };
+        if may_hold && !named {
             return Err(Verdict::Hold);
         }
         if !user_named {
@@ -77,26 +109,28 @@ impl Arbiter {
             .name
             .unwrap_or_else(|| job_name(&called, &place.runtime, &place.container));
         let job = JobSpec {
-            name: self.ledger.free_name(&name),
+            // A container has no part in jobs of Slurm's, whatever it calls itself.
+            name: self.ledger.free_name(&behalf::unreserved(name)),
             settings,
-            pid: container.top,
+            pid: container::top_of(pid, &key),
             command: vec![hello.command.clone()],
             simulated,
             ..JobSpec::default()
         };
         let peer = Peer {
-            pid: container.top,
+            pid: job.pid,
             uid,
+            origin: Origin::Container(Arc::clone(&key)),
         };
         let registered = self
-            .register_as(job, peer, container.identity)
+            .register_as(job, &peer, identity)
             .map_err(|error| refused(Outcome::Full, error.to_string()))?;
         let id = TenantId(registered.id);
         if let Some(tenant) = self.ledger.get_mut(id) {
             // Its processes are older than its registration.
             tenant.since_ticks = tenant.since_ticks.min(tenant.started_ticks);
             tenant.container = Some(InContainer {
-                key: container.key,
+                key: key.to_string(),
                 name: called,
             });
         }

@@ -30,7 +30,7 @@ const HAMI_DEVICES: u32 = 16;
 /// where none of them is set.
 const TIME: [&str; 3] = ["share", "share_min", "share_max"];
 
-/// A variable with a value that makes no sense.
+/// A variable with an invalid value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the environment variable {name}: {message}")]
 pub struct BadVariable {

@@ -33,6 +33,14 @@ impl ControlError {
     }
 }
 
+/// Text of others as one line of `most` characters at most.
+pub fn one_line(text: &str, most: usize) -> String {
+    let shown = text.chars().take(most);
+    shown
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
 /// Why a request was refused. On the wire a plain string, so that an unknown reason from a newer
 /// arbiter survives.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -135,6 +143,11 @@ mod tests {
                 "{wire}"
             );
         }
+    }
+
+    #[test]
+    fn text_of_others_is_one_line_and_not_longer_than_it_may_be() {
+        assert_eq!(one_line("a\nb\x1b[2Jc", 6), "a b [2");
     }
 
     #[test]

@@ -18,7 +18,7 @@ const fn kind(word: &'static str, plain: &'static str) -> EventKind {
 }
 
 /// All of them: the arbiter's own, those of jobs, of processes, of memory, of trouble.
-pub const EVENT_KINDS: [EventKind; 41] = [
+pub const EVENT_KINDS: [EventKind; 42] = [
     kind("start", "arbiter started"),
     kind("stop", "arbiter stopped"),
     kind("reload", "quota file read"),
@@ -37,6 +37,7 @@ pub const EVENT_KINDS: [EventKind; 41] = [
     kind("refused", "process refused"),
     kind("escaped", "process escaped"),
     kind("strict", "strict job killed"),
+    kind("engine_gone", "engine gone"),
     kind("ungoverned", "device not limited"),
     kind("oom", "out of memory"),
     kind("evicted", "evicted"),

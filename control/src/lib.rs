@@ -39,7 +39,7 @@ pub mod wire;
 pub use client::{Client, ClientError};
 pub use config::{ConfigReport, ConfigStatus, ConfigValue, ConfigWatch};
 pub use device::DeviceSettings;
-pub use error::{ControlError, ErrorCode};
+pub use error::{ControlError, ErrorCode, one_line};
 pub use events::{EVENT_KINDS, EventKind};
 pub use job_settings::{Contradiction, JobSettings};
 pub use layers::{Bounds, Capped, InForce, Layer, in_force, text_of};

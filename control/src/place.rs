@@ -3,7 +3,7 @@
 //! users' processes are not looked at.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 
 use serde::{Deserialize, Serialize};
 
@@ -51,7 +51,7 @@ impl Identity {
                 .and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text));
             read.map_or_else(|_| String::new(), |_| text)
         };
-        let cgroup = read("cgroup");
+        let cgroup = cgroup_file(pid).unwrap_or_default();
         Self {
             gids: gids(&read("status")),
             cgroups: paths(&cgroup).map(ToOwned::to_owned).collect(),
@@ -59,6 +59,24 @@ impl Identity {
             ..Self::default()
         }
     }
+}
+
+fn cgroup_file(pid: u32) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(format!("/proc/{pid}/cgroup"))?
+        .take(MAX_BYTES)
+        .read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// The [group](container_group) of the container that a process of this PID namespace is in;
+/// `None`: its control groups name none.
+///
+/// # Errors
+/// The kernel does not say; the process has ended, as a rule.
+pub fn group_of_process(pid: u32) -> io::Result<Option<String>> {
+    let text = cgroup_file(pid)?;
+    Ok(container_group(&paths(&text).collect::<Vec<_>>()))
 }
 
 /// By the text of a process's `status` file.
@@ -84,10 +102,7 @@ fn paths(text: &str) -> impl Iterator<Item = &str> {
 impl Place {
     /// Of a process of this PID namespace; `None`: it has ended, or runs in none of these.
     pub fn of_process(pid: u32) -> Option<Self> {
-        let mut text = String::new();
-        File::open(format!("/proc/{pid}/cgroup"))
-            .and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text))
-            .ok()?;
+        let text = cgroup_file(pid).ok()?;
         Some(Self::of(&text)).filter(|place| *place != Self::default())
     }
 
@@ -312,6 +327,9 @@ mod tests {
         assert!(!own.gids.is_empty() && !own.cgroups.is_empty(), "{own:?}");
         assert!(own.cgroups.iter().all(|path| path.starts_with('/')));
         assert_eq!(Identity::of_process(u32::MAX), Identity::default());
+        let gone = group_of_process(u32::MAX).map_err(|error| error.kind());
+        assert_eq!(gone, Err(io::ErrorKind::NotFound));
+        group_of_process(std::process::id()).expect("the kernel says");
     }
 
     #[test]

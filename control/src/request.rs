@@ -78,6 +78,46 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// One of each kind, for tests.
+    #[doc(hidden)]
+    pub fn one_of_each() -> [Self; 12] {
+        [
+            Self::Status,
+            Self::Register(JobSpec::default()),
+            Self::List,
+            Self::Set {
+                job: String::new(),
+                change: Change::default(),
+            },
+            Self::SetDevice {
+                device: None,
+                settings: DeviceSettings::default(),
+            },
+            Self::Move(Moves::default()),
+            Self::Reload,
+            Self::Config {
+                pid: None,
+                user: None,
+            },
+            Self::Shutdown,
+            Self::Events {
+                since_seq: 0,
+                limit: 0,
+            },
+            Self::Timeline {
+                device: 0,
+                since_seq: 0,
+                limit: 0,
+            },
+            Self::HookRefused {
+                hook: String::new(),
+                reason: String::new(),
+            },
+        ]
+    }
+}
+
 /// One answer; which one follows from the request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "body", rename_all = "snake_case")]
@@ -132,6 +172,26 @@ pub struct JobSpec {
     /// A process that presents its token belongs to it, whatever its user: a container's processes
     /// seldom run as the user who registers for them.
     pub any_user: bool,
+}
+
+impl JobSpec {
+    /// Words of the command that count, for display and for rules, and bytes of each.
+    pub const COMMAND_WORDS: usize = 32;
+    const WORD_BYTES: usize = 1024;
+
+    /// Cuts a command short: a request may have to wait, and a command line can be long.
+    pub fn cut_command(&mut self) {
+        self.command.truncate(Self::COMMAND_WORDS);
+        for word in &mut self.command {
+            let mut end = word.len().min(Self::WORD_BYTES);
+            while !word.is_char_boundary(end) {
+                end -= 1;
+            }
+            word.truncate(end);
+            word.shrink_to_fit();
+        }
+        self.command.shrink_to_fit();
+    }
 }
 
 /// A quota file that some of a job's settings come from. An arbiter that has read that very file

@@ -229,40 +229,7 @@ mod tests {
 
     #[test]
     fn every_kind_is_listed() {
-        let all = [
-            Request::Status,
-            Request::Register(JobSpec::default()),
-            Request::List,
-            Request::Set {
-                job: String::new(),
-                change: crate::Change::default(),
-            },
-            Request::SetDevice {
-                device: None,
-                settings: crate::DeviceSettings::default(),
-            },
-            Request::Move(crate::Moves::default()),
-            Request::Reload,
-            Request::Config {
-                pid: None,
-                user: None,
-            },
-            Request::Shutdown,
-            Request::Events {
-                since_seq: 0,
-                limit: 0,
-            },
-            Request::Timeline {
-                device: 0,
-                since_seq: 0,
-                limit: 0,
-            },
-            Request::HookRefused {
-                hook: String::new(),
-                reason: String::new(),
-            },
-        ];
-        let kinds = all.map(|request| {
+        let kinds = Request::one_of_each().map(|request| {
             serde_json::to_value(request).unwrap()["kind"]
                 .as_str()
                 .unwrap()

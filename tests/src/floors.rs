@@ -159,6 +159,7 @@ pub const CRATES: [Crate; 18] = [
                     "timeline",
                     "usage",
                     "watch",
+                    "who",
                     "writer",
                 ],
             ),

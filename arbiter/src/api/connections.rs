@@ -10,6 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use parking_lot::Mutex;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Notify;
@@ -19,8 +20,8 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Office;
 use super::conversation::{Caller, converse};
 use super::routes;
-use crate::desk::{Counter, Peer};
-use crate::peer;
+use crate::desk::Counter;
+use crate::who::Peer;
 
 const ALL: usize = 192;
 const OF_USER: usize = 64;
@@ -59,6 +60,13 @@ pub struct Place {
 }
 
 impl Place {
+    /// One that nobody counts, for tests.
+    #[cfg(test)]
+    pub fn uncounted(counter: Counter) -> Self {
+        let all = Connections::new(counter);
+        Self { number: 0, all }
+    }
+
     /// Whether something of this connection is in the works.
     pub fn note_busy(&self, busy: bool) {
         if let Some(open) = self.all.open.lock().get_mut(&self.number) {
@@ -130,7 +138,7 @@ impl Connections {
     }
 
     /// Keeps a process and a user below what they may have, at their own expense.
-    fn make_space_within(&self, peer: Peer) {
+    fn make_space_within(&self, peer: &Peer) {
         for (of_process, most) in [(true, OF_PROCESS), (false, OF_USER)] {
             let open = self.open.lock();
             let own = open.iter().filter(|(_, one)| {
@@ -152,14 +160,13 @@ impl Connections {
     fn take_in(
         self: &Arc<Self>,
         number: u64,
-        stream: UnixStream,
-        peer: Peer,
+        (stream, peer, routes): (UnixStream, Peer, Router),
         office: &Arc<Office>,
     ) {
-        self.make_space_within(peer);
+        self.make_space_within(&peer);
         let mut open = self.open.lock();
         let one = Open {
-            peer,
+            peer: peer.clone(),
             silent: Some(Instant::now()),
             task: None,
         };
@@ -171,7 +178,6 @@ impl Connections {
             all: Arc::clone(self),
         };
         let caller = Caller::new(peer, place, Arc::clone(office));
-        let routes = routes::router(Arc::clone(office));
         // It first runs when this thread comes to it, after the next lines.
         let task = tokio::spawn(converse(caller, stream, routes)).abort_handle();
         if let Some(one) = self.open.lock().get_mut(&number) {
@@ -196,6 +202,7 @@ impl Connections {
 
 /// Takes newcomers in, for ever.
 pub async fn take_in(listener: &UnixListener, office: &Arc<Office>) {
+    let routes = routes::router(Arc::clone(office));
     let mut number = 0;
     loop {
         if !office.connections.make_space() {
@@ -205,10 +212,10 @@ pub async fn take_in(listener: &UnixListener, office: &Arc<Office>) {
         }
         match listener.accept().await {
             Ok((stream, _)) => {
-                if let Ok((pid, uid)) = peer::credentials(&stream) {
+                if let Ok(peer) = Peer::of(&stream, || false) {
                     number += 1;
-                    let peer = Peer { pid, uid };
-                    office.connections.take_in(number, stream, peer, office);
+                    let one = (stream, peer, routes.clone());
+                    office.connections.take_in(number, one, office);
                 }
             }
             Err(error) => match error.kind() {

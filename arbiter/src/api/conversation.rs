@@ -27,7 +27,8 @@ use tower_service::Service;
 use super::Office;
 use super::connections::Place;
 use super::problem::Problem;
-use crate::desk::{Peer, Put};
+use crate::desk::{NotTaken, Put};
+use crate::who::Peer;
 
 /// Longest body in bytes. A command line can be long.
 pub const BODY_BYTES: usize = 1 << 20;
@@ -90,8 +91,8 @@ impl Caller {
     }
 
     /// By the kernel's word.
-    pub fn peer(&self) -> Peer {
-        self.0.peer
+    pub fn peer(&self) -> &Peer {
+        &self.0.peer
     }
 
     /// Has the loop answer, in this caller's turn.
@@ -105,29 +106,33 @@ impl Caller {
             }
             _ => WORK,
         };
-        self.enter(Stage::Working);
+        // Who follows the journal asks again and again, and has to read on meanwhile.
+        if !matches!(self.stage(), Stage::Following(_)) {
+            self.enter(Stage::Working);
+        }
         let (answer, hears) = oneshot::channel();
         let put = Put {
-            peer: self.0.peer,
+            peer: self.0.peer.clone(),
             request,
             answer,
             served_ns: Arc::clone(&self.0.served_ns),
         };
-        if !self.0.office.counter.put(put) {
-            let error = ControlError::new(ErrorCode::Internal, "the arbiter has too many requests");
-            return Err(Problem::unavailable(
-                error.with_hint("try again in a moment"),
-            ));
-        }
+        let ending = || {
+            let error = ControlError::new(ErrorCode::Internal, "the arbiter is ending");
+            Problem::unavailable(error.with_hint("try again when its successor listens"))
+        };
+        self.0.office.counter.put(put).map_err(|why| match why {
+            NotTaken::Closed => ending(),
+            NotTaken::TooMany => {
+                let text = "the arbiter has too many requests";
+                let error = ControlError::new(ErrorCode::Internal, text);
+                Problem::unavailable(error.with_hint("try again in a moment"))
+            }
+        })?;
         // PANIC: tokio takes any duration.
         match timeout(patience, hears).await {
             Ok(Ok(answer)) => answer.map_err(Problem::from),
-            Ok(Err(_)) => {
-                let error = ControlError::new(ErrorCode::Internal, "the arbiter is ending");
-                Err(Problem::unavailable(
-                    error.with_hint("try again when its successor listens"),
-                ))
-            }
+            Ok(Err(_)) => Err(ending()),
             Err(_) => {
                 let text = format!("the arbiter did not answer in {} s", patience.as_secs());
                 let error = ControlError::new(ErrorCode::Internal, text);
@@ -311,5 +316,120 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::runtime::Builder;
+    use tokio::sync::watch;
+
+    use super::super::connections::Connections;
+    use super::super::routes::router;
+    use super::super::stream::Streams;
+    use super::*;
+    use crate::desk::{Desk, News};
+
+    /// The other end has sent this, and takes so many bytes.
+    struct Other {
+        says: &'static [u8],
+        takes: usize,
+    }
+
+    impl AsyncRead for Other {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            if self.says.is_empty() {
+                return Poll::Pending;
+            }
+            buffer.put_slice(std::mem::take(&mut self.says));
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncWrite for Other {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            let taken = bytes.len().min(self.takes);
+            self.takes -= taken;
+            match taken {
+                0 => Poll::Pending,
+                _ => Poll::Ready(Ok(taken)),
+            }
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// Whether a follower that takes so many bytes is cut off within an hour, in virtual time. The
+    /// journal grows all the time.
+    fn is_cut_off(takes: usize) -> bool {
+        let (mut desk, counter) = Desk::new().expect("a desk");
+        let (grows, closing) = watch::channel(false);
+        let office = Arc::new(Office {
+            connections: Connections::new(counter.clone()),
+            counter: counter.clone(),
+            news: News::new().expect("a bell"),
+            streams: Streams::new(),
+            closing,
+        });
+        let caller = Caller::new(
+            Peer::here(1, 1),
+            Place::uncounted(counter),
+            Arc::clone(&office),
+        );
+        let says = b"GET /v1/events/stream?since_seq=0 HTTP/1.1\r\nhost: x\r\n\r\n";
+        let other = Other { says, takes };
+        let mut number = 1;
+        let mut seq = 0;
+        let answers = async move {
+            loop {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                desk.receive(&mut number, 0);
+                while let Some((next, _)) = desk.first(|_| 0) {
+                    desk.take(next).expect("a request");
+                    seq += 1;
+                    let event = control::Event {
+                        seq,
+                        kind: "start".into(),
+                        ..control::Event::default()
+                    };
+                    desk.answer(next, Ok(Reply::Events(vec![event])));
+                }
+            }
+        };
+        let runtime = Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a runtime");
+        let ended = runtime.block_on(async {
+            let answering = tokio::spawn(answers);
+            let follows = converse(caller, other, router(office));
+            let ended = timeout(Duration::from_secs(3600), follows).await;
+            answering.abort();
+            ended
+        });
+        drop(grows);
+        ended.is_ok()
+    }
+
+    #[test]
+    fn a_follower_that_reads_nothing_is_cut_off_and_one_that_reads_is_not() {
+        assert!(is_cut_off(0));
+        assert!(is_cut_off(10_000), "it has stopped");
+        assert!(!is_cut_off(usize::MAX));
     }
 }

@@ -6,12 +6,16 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
 use http_body_util::{BodyExt, Limited};
+use policy::names::nearest;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::conversation::{BODY_BYTES, Caller};
 use super::problem::Problem;
+
+/// Fields of a body that are looked at one by one where something is wrong with one of them.
+const MOST_FIELDS: usize = 256;
 
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = Problem;
@@ -52,9 +56,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
             Err(error) => {
                 let why = std::error::Error::source(&error)
                     .map_or_else(|| error.to_string(), ToString::to_string);
-                Err(Problem::malformed(format!(
-                    "the parameters after `?` make no sense: {why}"
-                )))
+                Err(Problem::malformed(format!("invalid parameter: {why}")))
             }
         }
     }
@@ -131,12 +133,12 @@ fn read<T: DeserializeOwned + Serialize>(body: &[u8]) -> Result<T, Problem> {
         Problem::invalid(format!("{field}{}", shown_long(why)))
     })?;
     let back = serde_json::to_value(&taken)
-        .map_err(|error| Problem::invalid(format!("the body makes no sense: {error}")))?;
+        .map_err(|error| Problem::invalid(format!("invalid body: {error}")))?;
     match unknown(&given, &back, String::new()) {
         None => Ok(taken),
         Some((path, known)) => {
             let name = path.rsplit('.').next().unwrap_or_default();
-            let near = nearest(name, &known);
+            let near = nearest(&shown(name), known.iter().map(String::as_str));
             let hint = near.map_or_else(
                 || format!("there are {}", known.join(", ")),
                 |near| format!("is `{near}` meant?"),
@@ -155,7 +157,7 @@ fn shown_long(text: &str) -> String {
 fn wrong_field<T: DeserializeOwned>(fields: &Map<String, Value>) -> Option<String> {
     // Of those in which every field may be left out: else each would be wrong by itself.
     T::deserialize(Value::Object(Map::new())).ok()?;
-    let wrong = fields.iter().find(|(name, value)| {
+    let wrong = fields.iter().take(MOST_FIELDS).find(|(name, value)| {
         let single = Map::from_iter([((*name).clone(), (*value).clone())]);
         T::deserialize(Value::Object(single)).is_err()
     });
@@ -195,29 +197,6 @@ fn unknown(given: &Value, taken: &Value, path: String) -> Option<(String, Vec<St
     }
 }
 
-/// The known name that differs from this one by two letters at most.
-fn nearest<'a>(name: &str, known: &'a [String]) -> Option<&'a String> {
-    let name: Vec<char> = name.chars().take(64).collect();
-    let distances = known.iter().map(|one| (distance(&name, one), one));
-    let near = distances.filter(|(distance, one)| *distance <= 2 && *distance < one.len());
-    near.min_by_key(|(distance, _)| *distance)
-        .map(|(_, one)| one)
-}
-
-/// Letters to be changed, put in or taken out.
-fn distance(one: &[char], other: &str) -> usize {
-    let mut row: Vec<usize> = (0..=one.len()).collect();
-    for (at, letter) in other.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
-        for column in 0..one.len() {
-            let changed = diagonal + usize::from(one[column] != letter);
-            diagonal = row[column + 1];
-            row[column + 1] = changed.min(diagonal + 1).min(row[column] + 1);
-        }
-    }
-    row[one.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use control::{Change, DeviceSettings, JobSpec, Moves, Settings};
@@ -246,6 +225,9 @@ mod tests {
             error.contains("own_file.given.mme") && error.contains("`mem` meant"),
             "{error}"
         );
+        // The one "did you mean" of the workspace: `-` is `_`, and beginnings count.
+        let error = refused::<Change>(r#"{"shares-max": 1}"#);
+        assert!(error.contains("is `share_max` meant"), "{error}");
         let error = refused::<JobSpec>(r#"{"own_file": [1]}"#);
         assert!(error.contains("own_file"), "{error}");
         let error = refused::<DeviceSettings>(r#"{"policy": {"name": "stride", "x": 1}}"#);
@@ -277,6 +259,29 @@ mod tests {
             let error = refused::<Moves>(body);
             assert!(error.contains("JSON"), "{body}: {error}");
         }
+    }
+
+    #[test]
+    fn of_a_body_with_very_many_fields_the_first_are_looked_at() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        static LOOKS: AtomicUsize = AtomicUsize::new(0);
+        #[derive(Debug, Serialize)]
+        struct Picky;
+        impl<'de> serde::Deserialize<'de> for Picky {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                LOOKS.fetch_add(1, Ordering::Relaxed);
+                let fields = Map::deserialize(from)?;
+                match fields.contains_key("last") {
+                    false => Ok(Self),
+                    true => Err(serde::de::Error::custom("the last one")),
+                }
+            }
+        }
+        let fields: Vec<String> = (0..10_000).map(|at| format!("\"a{at}\": 1")).collect();
+        let body = format!("{{{}, \"last\": 1}}", fields.join(", "));
+        assert!(refused::<Picky>(&body).contains("the last one"));
+        let looks = LOOKS.load(Ordering::Relaxed);
+        assert!(looks <= MOST_FIELDS + 2, "{looks}");
     }
 
     #[test]

@@ -150,44 +150,11 @@ mod tests {
 
     #[test]
     fn every_kind_of_request_can_be_made() {
-        let requests = [
-            Request::Status,
-            Request::Register(control::JobSpec::default()),
-            Request::List,
-            Request::Set {
-                job: String::new(),
-                change: control::Change::default(),
-            },
-            Request::SetDevice {
-                device: None,
-                settings: control::DeviceSettings::default(),
-            },
-            Request::SetDevice {
-                device: Some(control::DeviceSelector::Index(0)),
-                settings: control::DeviceSettings::default(),
-            },
-            Request::Move(control::Moves::default()),
-            Request::Reload,
-            Request::Config {
-                pid: None,
-                user: None,
-            },
-            Request::Shutdown,
-            Request::Events {
-                since_seq: 0,
-                limit: 0,
-            },
-            Request::Timeline {
-                device: 0,
-                since_seq: 0,
-                limit: 0,
-            },
-            Request::HookRefused {
-                hook: String::new(),
-                reason: String::new(),
-            },
-        ];
-        for request in &requests {
+        let one_device = Request::SetDevice {
+            device: Some(control::DeviceSelector::Index(0)),
+            settings: control::DeviceSettings::default(),
+        };
+        for request in Request::one_of_each().iter().chain([&one_device]) {
             let (method, path) = operation_of(request);
             let served =
                 |route: &crate::api::routes::Route| route.method == method && route.path == path;

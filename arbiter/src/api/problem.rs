@@ -2,7 +2,7 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use control::{ControlError, ErrorCode};
+use control::{ControlError, ErrorCode, one_line};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -18,7 +18,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// The request makes no sense as it stands: no JSON, no such parameter.
+    /// The request cannot be read: no JSON, no such parameter.
     pub fn malformed(text: impl Into<String>) -> Self {
         Self::with(StatusCode::BAD_REQUEST, ErrorCode::Invalid, text)
     }
@@ -83,9 +83,7 @@ impl Problem {
     /// What a client has sent may be in it, as long as a body and with line breaks.
     fn on_one_line(mut self) -> Self {
         for text in [&mut self.error.message, &mut self.error.hint] {
-            let shown = text.chars().take(LINE_CHARS);
-            let shown = shown.map(|letter| if letter.is_control() { ' ' } else { letter });
-            *text = shown.collect();
+            *text = one_line(text, LINE_CHARS);
         }
         self
     }

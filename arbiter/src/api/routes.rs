@@ -168,7 +168,8 @@ async fn jobs(caller: Caller, _: Plain) -> Answered {
     request_body = JobSpec,
     responses((status = 201, description = "Done.", body = Registered)),
 )]
-async fn register(caller: Caller, Asked(job): Asked<JobSpec>) -> Answered {
+async fn register(caller: Caller, Asked(mut job): Asked<JobSpec>) -> Answered {
+    job.cut_command();
     expect!(
         caller.ask(Request::Register(job)).await?,
         Registered(registered) => Ok(answer(StatusCode::CREATED, &registered))
@@ -178,14 +179,14 @@ async fn register(caller: Caller, Asked(job): Asked<JobSpec>) -> Answered {
 /// One of the jobs, by name.
 async fn job_of(caller: &Caller, name: &str) -> Result<JobStatus, Problem> {
     let jobs = expect!(caller.ask(Request::List).await?, Jobs(jobs) => jobs);
-    let names: Vec<&str> = jobs.iter().map(|job| job.name.as_str()).collect();
-    if let Some(at) = names.iter().position(|one| *one == name) {
-        // PANIC: a place in that very list.
-        return Ok(jobs.into_iter().nth(at).expect("it is there"));
-    }
-    let shown: String = name.chars().take(control::NAME_MAX_BYTES).collect();
-    let error = ControlError::new(ErrorCode::NoSuchJob, format!("no job is named `{shown}`"));
-    Err(Problem::from(error.with_hint("see /v1/jobs")))
+    jobs.into_iter()
+        .find(|job| job.name == name)
+        .ok_or_else(|| {
+            let shown: String = name.chars().take(control::NAME_MAX_BYTES).collect();
+            let error =
+                ControlError::new(ErrorCode::NoSuchJob, format!("no job is named `{shown}`"));
+            Problem::from(error.with_hint("see /v1/jobs"))
+        })
 }
 
 /// One job.
@@ -361,7 +362,8 @@ pub(super) struct Followed {
 }
 
 /// Follows the journal: each line is an event with its kind as name and its number as id. An event
-/// `missed` counts lines that are not kept any more; `error` is the last one.
+/// `missed` counts lines that are not kept any more, and has `restarted` where numbers have begun
+/// anew; `error` is the last one.
 #[utoipa::path(
     get,
     path = "/v1/events/stream",

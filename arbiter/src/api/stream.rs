@@ -4,7 +4,8 @@
 //! grown; what it is given waits here until it has read it, 256 lines at most. Who reads nothing
 //! loses its connection. A number that a follower has seen goes on where that one ended
 //! (`Last-Event-ID`), over restarts of the arbiter too; lines that are not kept any more are
-//! counted in an event `missed`.
+//! counted in an event `missed`. A number above the last one is of another journal: this one is
+//! sent from its first line, after a `missed` that says so.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -136,13 +137,18 @@ pub async fn pass_on(office: Arc<Office>) {
 /// There are too many.
 pub fn follow(caller: Caller, office: &Arc<Office>, wanted: Wanted) -> Result<Response, Problem> {
     let place = Place::take(caller.peer().uid, office)?;
-    let start = wanted.since_seq.unwrap_or_else(|| office.news.seq());
+    let last = office.news.seq();
+    let start = wanted.since_seq.unwrap_or(last);
+    // Numbers begin anew with a new journal, as after a reboot.
+    let restarted = start > last;
+    let start = if restarted { 0 } else { start };
     caller.follow();
     let follower = Follower {
         grown: office.streams.grown.subscribe(),
         closing: office.closing.clone(),
         caller,
         since_seq: start,
+        restarted,
         wanted,
         lines: VecDeque::from([Sent::default().retry(AGAIN).comment("sublet")]),
         asked: None,
@@ -160,6 +166,8 @@ struct Follower {
     caller: Caller,
     wanted: Wanted,
     since_seq: u64,
+    /// The number that it has was of another journal, and it does not know yet.
+    restarted: bool,
     lines: VecDeque<Sent>,
     grown: watch::Receiver<u64>,
     closing: watch::Receiver<bool>,
@@ -214,8 +222,12 @@ impl Follower {
         };
         for event in &events {
             let missed = event.seq.saturating_sub(self.since_seq + 1);
-            if missed > 0 && self.since_seq > 0 {
-                let data = serde_json::json!({ "missed": missed });
+            let restarted = std::mem::take(&mut self.restarted);
+            if restarted || (missed > 0 && self.since_seq > 0) {
+                let mut data = serde_json::json!({ "missed": missed });
+                if restarted {
+                    data["restarted"] = true.into();
+                }
                 let line = Sent::default().event("missed").data(data.to_string());
                 self.lines.push_back(line);
             }

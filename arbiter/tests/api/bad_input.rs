@@ -1,4 +1,4 @@
-//! What makes no sense: one clear error each, and nothing applied in part.
+//! Invalid requests: one clear error each, and nothing applied in part.
 
 use std::io::Write;
 
@@ -283,14 +283,18 @@ fn what_makes_no_sense_is_one_error_and_nothing_is_applied() {
         ("/v1/jobs/nobody", 404, &["nobody"][..]),
         ("/v1/jobs/nobody/profile", 404, &["nobody"]),
         ("/v1/devices/0/timeline?since=3", 400, &["since"]),
-        ("/v1/devices/0/timeline?limit=-1", 400, &["make no sense"]),
+        (
+            "/v1/devices/0/timeline?limit=-1",
+            400,
+            &["invalid parameter"],
+        ),
         ("/v1/devices/9/timeline", 404, &["9"]),
         ("/v1/devices/x/timeline", 404, &["`x`"]),
-        ("/v1/events?since_seq=x", 400, &["make no sense"]),
-        ("/v1/events?limit=99999999999", 400, &["make no sense"]),
+        ("/v1/events?since_seq=x", 400, &["invalid parameter"]),
+        ("/v1/events?limit=99999999999", 400, &["invalid parameter"]),
         ("/v1/events?colour=blue", 400, &["colour"]),
         ("/v1/events/stream?colour=blue", 400, &["colour"]),
-        ("/v1/config?pid=x", 400, &["make no sense"]),
+        ("/v1/config?pid=x", 400, &["invalid parameter"]),
         ("/v1/config?pid=4294967295", 404, &["4294967295"]),
         ("/v1/status?verbose=1", 400, &["verbose"]),
         ("/v1/jobs?name=a", 400, &["name=a"]),

@@ -115,6 +115,20 @@ fn lines_that_are_not_kept_any_more_are_counted() {
 }
 
 #[test]
+fn a_number_of_another_journal_begins_with_the_first_line_of_this_one() {
+    let daemon = Daemon::start();
+    let mut follower = Follower::start(&daemon, "", Some(1_000_000));
+    let missed = follower.next().expect("an event");
+    assert_eq!(missed.kind, "missed");
+    let said = serde_json::json!({ "missed": 0, "restarted": true });
+    assert_eq!(missed.data, said);
+    let first = follower.next().expect("an event");
+    assert_eq!((first.kind.as_str(), first.id), ("start", Some(1)));
+    starts(&daemon, "a");
+    assert_eq!(follower.next_of("registered").data["job"], "a");
+}
+
+#[test]
 fn a_user_follows_so_many_times_and_followers_end_with_the_arbiter() {
     let daemon = Daemon::start();
     let mut followers: Vec<Follower> = (0..16)

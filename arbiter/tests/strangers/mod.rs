@@ -4,11 +4,13 @@
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
 
 use channel::client::ClientEnd;
 use channel::wire::{Hello, Outcome, PROTOCOL_MAJOR, PROTOCOL_MINOR, Welcome};
 use channel::{ArbiterHalf, ClientHalf, Mapped};
 use control::IterationSource;
+use testbed::{CommandWithin as _, PATIENCE};
 
 use super::bench::{self, Daemon, Worker, attach, introduction, named, until};
 
@@ -187,4 +189,64 @@ fn a_client_that_asks_for_no_signature_page_gets_three_descriptors_and_is_like_a
     });
     let profile = operator.list().expect("list")[0].profile.clone();
     assert!(profile.is_none_or(|profile| profile.found == IterationSource::None));
+}
+
+/// The first process of a PID namespace: a child of it connects, and leaves its connection to a
+/// child of its own, which asks once the one that connected is gone.
+const SUCCESSOR: &str = "
+import os, socket, sys, time
+if os.fork() == 0:
+    s = socket.socket(socket.AF_UNIX)
+    s.connect(sys.argv[1])
+    own = os.getpid()
+    if os.fork():
+        os._exit(0)
+    while os.getppid() == own:
+        time.sleep(0.001)
+    s.sendall(sys.argv[2].encode())
+    if sys.argv[3] == 'line':
+        s.shutdown(socket.SHUT_WR)
+    while said := s.recv(4096):
+        os.write(1, said)
+    os._exit(0)
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    pass
+";
+
+#[test]
+fn a_containers_root_governs_nothing_also_where_the_process_that_connected_has_ended() {
+    let daemon = Daemon::start();
+    let inside = |socket: &std::path::Path, words: [&str; 2]| {
+        let mut command = Command::new("unshare");
+        command.args([
+            "--user",
+            "--map-root-user",
+            "--pid",
+            "--fork",
+            "--kill-child",
+        ]);
+        command
+            .args(["python3", "-c", SUCCESSOR])
+            .arg(socket)
+            .args(words);
+        command.stdin(Stdio::null()).output_within(PATIENCE)
+    };
+    let line = "{\"v_major\":2,\"v_minor\":0,\"request\":{\"kind\":\"shutdown\"}}\n";
+    let http =
+        "POST /v1/shutdown HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    let (control, api) = (daemon.dir.control_socket(), daemon.dir.api_socket());
+    for (socket, words) in [(control, [line, "line"]), (api, [http, "http"])] {
+        let output = inside(&socket, words);
+        if !output.status.success() {
+            let why = String::from_utf8_lossy(&output.stderr);
+            return eprintln!("skipped: no PID namespaces here: {why}");
+        }
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("\"permission\""), "{said}");
+        assert!(said.contains("container"), "{said}");
+        daemon.operator().status().expect("it goes on");
+    }
 }
