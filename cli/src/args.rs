@@ -73,7 +73,7 @@ pub enum Command {
     /// Kernels of Jupyter whose notebooks run as jobs
     Kernel(Kernel),
     /// Give containers parts of a GPU: a file for Docker, Podman and Kubernetes
-    Cdi(Cdi),
+    Cdi(crate::cdi::args::Cdi),
     /// Run the arbiter: the daemon that decides who uses a GPU when
     Arbiter(Arbiter),
     /// Simulate a cluster: a trace of jobs under scheduling and packing policies, in virtual time
@@ -416,42 +416,6 @@ pub struct DeviceSet {
 }
 
 #[derive(Debug, Args)]
-pub struct Cdi {
-    #[command(subcommand)]
-    pub command: CdiCommand,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum CdiCommand {
-    /// Write a specification of the Container Device Interface
-    Generate(CdiGenerate),
-}
-
-/// `docker run --device sublet.dev/gpu=half` is a job with these limits. Without --device there are
-/// all, half, quarter and eighth. Docker and Podman read /etc/cdi.
-#[derive(Debug, Args)]
-pub struct CdiGenerate {
-    /// A device of the file, with what a container gets by it: keys of the quota file; may be
-    /// repeated
-    #[arg(long, value_name = "NAME:KEY=VALUE,..", value_parser = crate::cdi::parse_slice)]
-    pub device: Vec<crate::cdi::Slice>,
-    /// File to write, ending in .json or .yaml [default: print it]
-    #[arg(long, value_name = "FILE", value_parser = parse_cdi_file)]
-    pub output: Option<PathBuf>,
-    /// Directory of the arbiter that serves the containers [default: /run/sublet for root, else as
-    /// `sublet run` looks] [env: SUBLET_RUNTIME_DIR]
-    #[arg(long, value_name = "DIR")]
-    pub runtime_dir: Option<PathBuf>,
-    /// Load the library by LD_PRELOAD, as a file that is only printed does, instead of the
-    /// container's /etc/ld.so.preload: what `docker exec` and `podman exec` start is outside then
-    #[arg(long)]
-    pub ld_preload: bool,
-    /// Give the simulated GPU
-    #[arg(long)]
-    pub sim: bool,
-}
-
-#[derive(Debug, Args)]
 pub struct Kernel {
     #[command(subcommand)]
     pub command: KernelCommand,
@@ -633,15 +597,6 @@ fn parse_one_or_all(text: &str) -> Result<OneOrAll, String> {
     text.parse()
         .map(OneOrAll::One)
         .map_err(|error: control::BadDevice| format!("{error}, or `all`"))
-}
-
-fn parse_cdi_file(text: &str) -> Result<PathBuf, String> {
-    match text.ends_with(".json") || text.ends_with(".yaml") {
-        true => Ok(text.into()),
-        false => Err(format!(
-            "`{text}` ends neither in .json nor in .yaml, and engines look at no other file: write /etc/cdi/sublet.json"
-        )),
-    }
 }
 
 fn parse_demo_seconds(text: &str) -> Result<f64, String> {

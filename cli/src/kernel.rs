@@ -6,7 +6,7 @@
 
 use std::env;
 use std::fs;
-use std::io::{ErrorKind, Write as _};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use crate::args::{KernelInstall, KernelPlace, KernelRemove};
 use crate::exit::Result;
 use crate::table::{Align, Table};
+use crate::whole_file;
 
 const FILE: &str = "kernel.json";
 /// In the metadata of a kernel that was made here.
@@ -67,18 +68,9 @@ pub fn install(args: &KernelInstall) -> Result<String> {
     }
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     // Jupyter may be reading; it finds the old one or the new one.
-    let new = dir.join(".kernel.json.new");
-    let pretty = format!("{kernel:#}\n");
-    fs::File::create(&new)
-        .and_then(|mut file| {
-            file.write_all(pretty.as_bytes())?;
-            file.sync_all()
-        })
-        .and_then(|()| fs::rename(&new, dir.join(FILE)))
-        .inspect_err(|_| {
-            let _ = fs::remove_file(&new);
-        })
-        .with_context(|| format!("cannot write {}", dir.join(FILE).display()))?;
+    let path = dir.join(FILE);
+    whole_file::replace(&path, format!("{kernel:#}\n").as_bytes(), None)
+        .with_context(|| format!("cannot write {}", path.display()))?;
     Ok(format!(
         "kernel `{name}` is in {}; Jupyter shows it as \"{shown}\"\n",
         dir.display()

@@ -12,6 +12,7 @@ mod demo;
 mod doctor;
 mod events;
 mod exit;
+mod file_limit;
 mod flags;
 mod interfere;
 mod json;
@@ -34,11 +35,12 @@ mod top;
 mod trace;
 mod unmanaged;
 mod when;
+mod whole_file;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use args::{CdiCommand, Command, ConfigCommand, DeviceCommand, Early, KernelCommand};
+use args::{Command, ConfigCommand, DeviceCommand, Early, KernelCommand};
 use exit::{FAILED, Failure};
 
 fn main() -> ExitCode {
@@ -78,9 +80,9 @@ fn main() -> ExitCode {
         }
         Command::Interfere(args) => {
             return match interfere::interfere(&args) {
-                Ok((text, code)) => {
+                Ok((text, ended)) => {
                     show(&text);
-                    ExitCode::from(code)
+                    ended.map_or_else(|failure| fail(&failure), ExitCode::from)
                 }
                 Err(failure) => fail(&failure),
             };
@@ -112,7 +114,7 @@ fn main() -> ExitCode {
             DeviceCommand::Set(args) => set::device(&args),
         },
         Command::Cdi(args) => match args.command {
-            CdiCommand::Generate(args) => cdi::generate(&args),
+            cdi::args::CdiCommand::Generate(args) => cdi::generate(&args),
         },
         Command::Kernel(args) => match args.command {
             KernelCommand::Install(args) => kernel::install(&args),

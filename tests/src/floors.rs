@@ -340,6 +340,7 @@ pub const CRATES: [Crate; 18] = [
                     "config",
                     "connect",
                     "exit",
+                    "file_limit",
                     "flags",
                     "json",
                     "mistake",
@@ -348,6 +349,7 @@ pub const CRATES: [Crate; 18] = [
                     "recording",
                     "unmanaged",
                     "when",
+                    "whole_file",
                 ],
             ),
             (

@@ -84,6 +84,30 @@ impl Running {
             .unwrap_or_else(|error| panic!("{signal} to {pid}: {error}"));
     }
 
+    /// Lets its files grow no more than to this, which is what a full disk is to it.
+    ///
+    /// # Panics
+    /// After [`Running::wait`], or where it cannot be limited.
+    pub fn limit_file_size(&self, bytes: u64) {
+        use nix::libc;
+        let limit = libc::rlimit {
+            rlim_cur: bytes,
+            rlim_max: bytes,
+        };
+        // CAST: process ids are positive.
+        let pid = self.pid() as i32;
+        // SAFETY: a process of this test's own, and a valid structure.
+        let done = unsafe {
+            libc::prlimit(
+                pid,
+                libc::RLIMIT_FSIZE,
+                &raw const limit,
+                std::ptr::null_mut(),
+            )
+        };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    }
+
     /// Whether it has ended.
     pub fn has_ended(&mut self) -> bool {
         self.0

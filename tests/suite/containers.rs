@@ -1,129 +1,16 @@
 //! Containers that nobody has registered: of Podman and runc, by the file that `sublet cdi
 //! generate` writes, on one simulated GPU; and such as `unshare` makes, which has no engine.
 
-use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use control::JobStatus;
 use tests::{Artefacts, Outcome, Running, Sandbox, wait_until};
 
-/// A place for containers: a folder for engines' files that is this test's alone, and a root for
-/// them that has this machine's programs.
-struct Engine {
-    sandbox: Sandbox,
-    /// Keeps the mount namespace in which Podman runs.
-    holder: Child,
-}
+use engine::Engine;
 
-impl Engine {
-    /// # Errors
-    /// Why containers cannot be had here.
-    fn new(sandbox: Sandbox) -> Result<Self, String> {
-        if !nix::unistd::geteuid().is_root() {
-            return Err("this is not root".into());
-        }
-        for tool in ["podman", "runc", "conmon", "unshare", "nsenter", "mount"] {
-            if !tests::programs::exists(tool) {
-                return Err(format!("there is no {tool} here"));
-            }
-        }
-        let cdi = Path::new("/etc/cdi");
-        fs::create_dir_all(cdi).map_err(|error| format!("{}: {error}", cdi.display()))?;
-        let root = sandbox.path("root");
-        for name in ["usr", "etc", "proc", "sys", "dev", "tmp", "run", "prog"] {
-            fs::create_dir_all(root.join(name)).expect("a folder");
-        }
-        for name in ["bin", "lib", "lib64", "sbin"] {
-            symlink(format!("usr/{name}"), root.join(name)).expect("a link");
-        }
-        fs::copy("/etc/ld.so.cache", root.join("etc/ld.so.cache")).expect("a file");
-        fs::create_dir_all(sandbox.path("cdi")).expect("a folder");
-        let mut command = sandbox.command("unshare");
-        command.args(["--mount", "--propagation", "private", "sh", "-c"]);
-        command.arg("mount --bind \"$0\" /etc/cdi && echo there && exec sleep 600");
-        let holder = command.arg(sandbox.path("cdi")).stdout(Stdio::piped());
-        let mut holder = holder
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(|error| error.to_string())?;
-        let mut said = [0; 5];
-        let output = holder.stdout.as_mut().expect("a pipe");
-        std::io::Read::read_exact(output, &mut said).map_err(|_| "no mounts may be made here")?;
-        let engine = Self { sandbox, holder };
-        let tried = engine.run(&["--rm"], &[], &["true"]);
-        match tried.code {
-            Some(0) => Ok(engine),
-            _ => Err(format!("podman: {}", tried.stderr.trim())),
-        }
-    }
-
-    fn podman<S: AsRef<OsStr>>(&self, words: &[S]) -> Outcome {
-        let at = |name: &str| self.sandbox.path(name);
-        let mut command = self.sandbox.command("nsenter");
-        command.args(["--mount", "--target", &self.holder.id().to_string()]);
-        command.arg("podman").arg("--root").arg(at("storage"));
-        command.arg("--runroot").arg(at("runroot"));
-        command.arg("--tmpdir").arg(at("podman-tmp"));
-        command.args(["--cgroup-manager=cgroupfs", "--runtime", "runc"]);
-        Outcome::of(command.args(words))
-    }
-
-    /// `podman run FLAGS --device sublet.dev/gpu=DEVICE ... COMMAND`
-    fn run(&self, flags: &[&str], devices: &[&str], command: &[&str]) -> Outcome {
-        let programs = Artefacts::get().program("sublet");
-        let programs = programs.parent().expect("a folder").display();
-        let mut words: Vec<String> = vec!["run".into()];
-        words.extend(flags.iter().map(ToString::to_string));
-        // Rights that a test may lack: the defaults raise limits.
-        words.extend(
-            [
-                "--network=none",
-                "--ulimit=nofile=1024:1024",
-                "--ulimit=nproc=1024:1024",
-                "--env=SUBLET_SIM_CAPACITY=8GiB",
-                "--env=SUBLET_SIM_CONTEXT=0B",
-                "--volume=/usr:/usr:ro",
-            ]
-            .map(String::from),
-        );
-        words.push(format!("--volume={programs}:/prog:ro"));
-        for device in devices {
-            words.push(format!("--device=sublet.dev/gpu={device}"));
-        }
-        words.push("--rootfs".into());
-        words.push(self.sandbox.path("root").display().to_string());
-        words.extend(command.iter().map(ToString::to_string));
-        self.podman(&words)
-    }
-
-    fn start(&self, name: &str, flags: &[&str], devices: &[&str], command: &[&str]) {
-        let flags = [&["--detach", "--name", name], flags].concat();
-        self.run(&flags, devices, command).succeeded();
-    }
-
-    /// Writes the file of devices.
-    fn generate(&self, words: &[&str]) -> Outcome {
-        let mut command = self.sandbox.sublet(["cdi", "generate", "--sim"]);
-        command.args(words).arg("--output");
-        Outcome::of(command.arg(self.sandbox.path("cdi/sublet.json")))
-    }
-
-    fn job(&self, name: &str) -> Option<JobStatus> {
-        self.sandbox
-            .job_status(name)
-            .filter(|job| job.state != control::JobState::Gone)
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        self.podman(&["rm", "--all", "--force", "--time=0"]);
-        testbed::reap(&mut self.holder);
-    }
-}
+mod engine;
 
 /// Kernels of 2 ms for longer than a test takes.
 const LOAD: [&str; 5] = ["/prog/load", "--kernel-us", "2000", "--for-ms", "600000"];
@@ -136,6 +23,8 @@ macro_rules! engine {
         }
     };
 }
+
+mod exec;
 
 #[test]
 fn two_containers_share_a_gpu_inside_their_quotas() {
@@ -150,7 +39,9 @@ fn two_containers_share_a_gpu_inside_their_quotas() {
     assert_ne!(wrong.code, Some(0));
     assert!(wrong.stderr.contains("sublet.dev/gpu=third"), "{wrong:?}");
 
-    engine.start("hopper", &[], &["half"], &LOAD);
+    // What the device says replaces what the command does.
+    let more = ["--env=SUBLET_MEM=7GiB"];
+    engine.start("hopper", &more, &["half"], &LOAD);
     engine.start("turing", &[], &["quarter"], &LOAD);
     let both = || Some((engine.job("hopper")?, engine.job("turing")?));
     let (hopper, turing) = wait_until("both have contended for a while", || {
@@ -177,18 +68,8 @@ fn two_containers_share_a_gpu_inside_their_quotas() {
     );
 
     // A second process is of the same job, whatever it asks for.
-    // An engine gives it no variable of the device; the simulated driver is found by some.
-    let exec = |flags: &[&str], command: &[&str]| {
-        let all = [
-            &["exec", "--env=LD_LIBRARY_PATH=/opt/sublet/sim"][..],
-            &["--env=SUBLET_DRIVER=/opt/sublet/sim/libcuda.so.1"],
-            &["--env=SUBLET_SIM_STATE=/run/sublet/simulated"],
-            flags,
-            &["turing"],
-            command,
-        ];
-        engine.podman(&all.concat())
-    };
+    let exec =
+        |flags: &[&str], command: &[&str]| Outcome::of(&mut engine.exec("turing", flags, command));
     let more = exec(
         &["--env=SUBLET_MEM=7GiB"],
         &["/prog/tenant", "--bytes", "3GiB"],
@@ -243,9 +124,7 @@ fn rules_of_the_host_cap_what_a_container_asks_for_and_its_root_is_not_the_hosts
     sandbox.set("SUBLET_CONFIG_DIR", sandbox.path("etc"));
     let engine = engine!(sandbox);
     let _arbiter = engine.sandbox.arbiter();
-    engine
-        .generate(&["--device", "half:mem=4GiB,share=0.5"])
-        .succeeded();
+    engine.generate(&["--device", "half:share=0.5"]).succeeded();
     // The whole directory, which nobody should mount.
     let run = engine.sandbox.path("run");
     let run = format!("--volume={0}:{0}", run.display());
@@ -323,7 +202,7 @@ fn hamis_variables_drive_the_library_in_its_place() {
     assert_eq!(pod.share_max, Some(0.3));
     let over = engine.podman(&["exec", "pod", "/prog/tenant", "--bytes", "2GiB"]);
     assert_eq!(over.code, Some(2), "{over:?}");
-    // A limit that makes no sense is none that can be kept.
+    // A limit that nobody can read is none that can be kept.
     let flags = [
         &flags[..],
         &["--rm", "--env=CUDA_DEVICE_MEMORY_LIMIT_0=much"],
@@ -440,6 +319,36 @@ fn a_process_in_no_container_is_refused_and_so_is_one_without_an_arbiter() {
     let mut command = by_itself(&sandbox, "tenant");
     command.env_remove("SUBLET_MEM");
     Outcome::of(command.args(["--bytes", "2MiB"])).succeeded();
+}
+
+#[test]
+fn an_attachment_that_fails_does_not_lift_a_limit() {
+    let sandbox = Sandbox::new();
+    let mut command = by_itself(&sandbox, "tenant");
+    command.env("SUBLET_FAULT_HOOKS", "i");
+    let refused = Outcome::of(command.args(["--bytes", "2MiB"]));
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    // Without one nothing is lost.
+    Outcome::of(command.env_remove("SUBLET_MEM")).succeeded();
+}
+
+#[test]
+fn all_users_may_read_the_file_of_devices_whatever_the_umask() {
+    let sandbox = Sandbox::new();
+    let output = sandbox.path("etc/cdi/sublet.json");
+    let mut command = sandbox.command("sh");
+    command.args(["-c", "umask 077 && exec \"$0\" \"$@\""]);
+    command.arg(Artefacts::get().program("sublet"));
+    command.args(["cdi", "generate", "--sim", "--output"]);
+    Outcome::of(command.arg(&output)).succeeded();
+    for (name, mode) in [
+        ("etc/cdi", 0o755),
+        ("etc/cdi/sublet.json", 0o644),
+        ("etc/cdi/sublet.json.ld.so.preload", 0o644),
+    ] {
+        let about = fs::metadata(sandbox.path(name)).expect(name);
+        assert_eq!(about.permissions().mode() & 0o777, mode, "{name}");
+    }
 }
 
 #[test]

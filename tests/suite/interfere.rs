@@ -405,6 +405,7 @@ fn recordings_and_kinds_are_jobs_and_the_hook_learns_their_pairs() {
         nobody.stderr.contains("was not given the pairs"),
         "{nobody:?}"
     );
+    assert!(nobody.stdout.contains("report: "), "{nobody:?}");
     // Policies that need busy fractions, memory and measured pairs act on the trace.
     let trace = sandbox.path("out/trace-slices/jobs.csv");
     let trace = trace.to_str().expect("a path");
@@ -475,21 +476,7 @@ fn a_full_disk_keeps_what_is_finished_and_says_why() {
     let length = fs::metadata(sandbox.path("out/runs.jsonl"))
         .expect("the runs")
         .len();
-    let limit = nix::libc::rlimit {
-        rlim_cur: length + 100,
-        rlim_max: length + 100,
-    };
-    // SAFETY: a process of this test's own, and a valid structure.
-    let done = unsafe {
-        nix::libc::prlimit(
-            // CAST: process ids are positive.
-            running.pid() as i32,
-            nix::libc::RLIMIT_FSIZE,
-            &raw const limit,
-            std::ptr::null_mut(),
-        )
-    };
-    assert_eq!(done, 0);
+    running.limit_file_size(length + 100);
     let outcome = running.wait();
     assert_eq!(outcome.code, Some(125), "{outcome:?}");
     let said = outcome.stderr.lines().last().unwrap_or_default();

@@ -39,5 +39,6 @@ mod stuck;
 mod survival;
 mod top;
 mod trace;
+mod variables;
 
 testbed::starts_clean!();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use tests::{Artefacts, Outcome, Sandbox};
@@ -172,4 +173,47 @@ fn the_installer_refuses_what_it_does_not_know() {
             "{outcome:?}"
         );
     }
+}
+
+#[test]
+fn the_installer_installs_where_its_caller_says() {
+    let root = Artefacts::get().root();
+    let sandbox = Sandbox::new();
+    // Builds nothing, says where it would install, and ends there.
+    let cargo = "#!/bin/sh\necho \"$@\" >>\"$LOG\"\n[ \"$1\" = build ]\n";
+    for tool in ["cargo", "cc"] {
+        let path = sandbox.path(tool);
+        fs::write(&path, cargo).expect("a file");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("set");
+    }
+    let log = sandbox.path("log");
+    let install = |words: &[&str], home: bool| {
+        let mut command = sandbox.command("bash");
+        let path = std::env::var("PATH").expect("a path");
+        let path = format!("{}:{path}", sandbox.path("").display());
+        command.env("PATH", path).env("LOG", &log);
+        command.env("CARGO_TARGET_DIR", sandbox.path("target"));
+        if !home {
+            command.env_remove("HOME");
+        }
+        let _ = fs::remove_file(&log);
+        let outcome = Outcome::of(command.arg(root.join("scripts/install")).args(words));
+        assert_ne!(outcome.code, Some(0), "{outcome:?}");
+        let said = fs::read_to_string(&log).unwrap_or_default();
+        (outcome, said)
+    };
+    let at = |name: &str| format!("--root {} ", sandbox.path(name).display());
+    for (words, home, place) in [
+        (&["--root", "mine/../here"][..], true, at("here")),
+        (&["--root=here"], false, at("here")),
+        (&["--debug"], true, at("home/.local")),
+    ] {
+        let (outcome, said) = install(words, home);
+        let line = said.lines().find(|line| line.starts_with("install "));
+        let line = line.unwrap_or_else(|| panic!("{words:?}: {outcome:?}: {said}"));
+        assert!(line.contains(&place), "{words:?}: {line}");
+    }
+    let (outcome, said) = install(&[], false);
+    assert_eq!((outcome.code, said.as_str()), (Some(2), ""), "{outcome:?}");
+    assert!(outcome.stderr.contains("--root DIR"), "{outcome:?}");
 }

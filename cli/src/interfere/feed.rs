@@ -68,27 +68,41 @@ pub fn mode(plan: &Plan) -> Option<Mode> {
     modes.find(|mode| mode.of_device().is_some())
 }
 
-/// Every pair that was measured with the jobs' own shares.
+/// Every pair of kinds that was measured with the jobs' own shares. The hook keeps one entry for a
+/// pair of kinds: where several jobs are of one kind, it is given the mean of theirs.
 pub fn pairs(plan: &Plan, matrix: &Matrix, mode: Mode, gpu: &str) -> Vec<FedPair> {
-    let mut pairs = Vec::new();
-    for (at, a) in plan.jobs.iter().enumerate() {
-        for b in &plan.jobs[at..] {
-            let slowdown = |job: &str, beside: &str| {
-                let cell = matrix.pair(mode, job, beside)?;
-                cell.estimate.map(|one| one.value)
-            };
-            let both = slowdown(&a.name, &b.name).zip(slowdown(&b.name, &a.name));
-            if let Some((of_a, of_b)) = both {
-                pairs.push(FedPair {
-                    gpu: gpu.to_owned(),
-                    gpus: 1,
-                    kinds: [a.kind(), b.kind()],
-                    rates: [of_a, of_b].map(|slowdown| (1.0 / slowdown).clamp(0.0, 1.0)),
-                });
-            }
+    let mut found: Vec<([String; 2], Vec<[f64; 2]>)> = Vec::new();
+    for ([a, b], slowdowns) in matrix.pairs(plan, mode) {
+        let mut kinds = [a.kind(), b.kind()];
+        let mut rates = slowdowns.map(|slowdown| (1.0 / slowdown).clamp(0.0, 1.0));
+        if found
+            .iter()
+            .any(|(known, _)| *known == [kinds[1].clone(), kinds[0].clone()])
+        {
+            kinds.reverse();
+            rates.reverse();
+        }
+        match found.iter_mut().find(|(known, _)| *known == kinds) {
+            Some((_, all)) => all.push(rates),
+            None => found.push((kinds, vec![rates])),
         }
     }
-    pairs
+    let pairs = found.into_iter().map(|(kinds, all)| {
+        // CAST: as many as a plan has pairs.
+        let mean = |of: usize| all.iter().map(|rates| rates[of]).sum::<f64>() / all.len() as f64;
+        let mut rates = [mean(0), mean(1)];
+        if kinds[0] == kinds[1] {
+            // Which of two alike is the first is chance.
+            rates = [(rates[0] + rates[1]) / 2.0; 2];
+        }
+        FedPair {
+            gpu: gpu.to_owned(),
+            gpus: 1,
+            kinds,
+            rates,
+        }
+    });
+    pairs.collect()
 }
 
 /// Gives the pairs to the hook, and says what it took.
@@ -140,5 +154,36 @@ mod tests {
         assert_eq!(pairs[0].kinds, ["k a", "y 1"]);
         assert!((pairs[0].rates[0] - 0.5).abs() < 1e-9);
         assert_eq!(pairs[0].rates[1], 1.0, "nobody is faster than solo");
+    }
+    #[test]
+    fn jobs_of_one_kind_are_one_pair_with_the_mean() {
+        let text = "[experiment]\nrepeat = 1\nmodes = [\"slices\"]\n\
+            [[job]]\nname = \"a\"\nkind = \"k\"\ncommand = [\"x\"]\n\
+            [[job]]\nname = \"b\"\nkind = \"l\"\ncommand = [\"x\"]\n\
+            [[job]]\nname = \"c\"\nkind = \"k\"\ncommand = [\"y\"]\n";
+        let plan = plan::parse(text, "p", Path::new("/"), &|_| Err(String::new())).unwrap();
+        let records = [
+            record("slices a #1", &[("a", 100.0)]),
+            record("slices b #1", &[("b", 100.0)]),
+            record("slices c #1", &[("c", 100.0)]),
+            record("slices a+b #1", &[("a", 50.0), ("b", 80.0)]),
+            // Of `l` and `k` again, the other way round.
+            record("slices b+c #1", &[("b", 60.0), ("c", 70.0)]),
+            record("slices a+c #1", &[("a", 40.0), ("c", 60.0)]),
+        ];
+        let matrix = Matrix::of(&plan, &records);
+        let pairs = pairs(&plan, &matrix, Mode::Slices, "T4");
+        let close = |one: [f64; 2], other: [f64; 2]| {
+            one.iter()
+                .zip(other)
+                .all(|(one, other)| (one - other).abs() < 1e-9)
+        };
+        let [mixed, alike] = &pairs[..] else {
+            panic!("one for each pair of kinds: {pairs:?}");
+        };
+        assert_eq!(mixed.kinds, ["k", "l"]);
+        assert!(close(mixed.rates, [0.6, 0.7]), "{mixed:?}");
+        assert_eq!(alike.kinds, ["k", "k"]);
+        assert!(close(alike.rates, [0.5, 0.5]), "{alike:?}");
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::plan::{Combination, Mode, Plan};
+use super::plan::{Combination, Job, Mode, Plan};
 use super::statistics::{Estimate, Sample, mean, seed_of, slowdown};
 use super::store::{Figures, Record};
 
@@ -138,6 +138,25 @@ impl Matrix {
             cell.mode == mode && cell.job == job && cell.beside == [beside] && cell.share.is_none()
         };
         self.cells.iter().find(of)
+    }
+
+    /// Every pair of the plan's jobs, each with itself included, of which both slowdowns were
+    /// measured with the jobs' own shares: that of the first beside the second, and the other one.
+    pub fn pairs<'a>(
+        &'a self,
+        plan: &'a Plan,
+        mode: Mode,
+    ) -> impl Iterator<Item = ([&'a Job; 2], [f64; 2])> {
+        let jobs = plan.jobs.iter().enumerate();
+        let both = jobs.flat_map(|(at, a)| plan.jobs[at..].iter().map(move |b| [a, b]));
+        both.filter_map(move |[a, b]| {
+            let slowdown = |job: &str, beside: &str| {
+                let cell = self.pair(mode, job, beside)?;
+                cell.estimate.map(|one| one.value)
+            };
+            let slowdowns = [slowdown(&a.name, &b.name)?, slowdown(&b.name, &a.name)?];
+            Some(([a, b], slowdowns))
+        })
     }
 
     /// Those that are no pair with the jobs' own shares.

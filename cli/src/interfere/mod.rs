@@ -50,11 +50,12 @@ use supervise::Guardian;
 /// Exit code where runs failed; the report has the others.
 pub const FAILED_RUNS: u8 = 1;
 
-/// What is printed at the end, and the exit code.
+/// What is printed at the end, and how it ended: the exit code, or a hook that was not given what
+/// was measured.
 ///
 /// # Errors
 /// A plan that is wrong, a place that cannot be written, another experiment in it, no device.
-pub fn interfere(args: &Interfere) -> Result<(String, u8)> {
+pub fn interfere(args: &Interfere) -> Result<(String, Result<u8>)> {
     let (plan, text) = read_plan(args)?;
     let fed = match &args.feed {
         Some(url) => Some((url, mode_to_feed(&plan)?)),
@@ -64,7 +65,7 @@ pub fn interfere(args: &Interfere) -> Result<(String, u8)> {
     let summary = schedule::summary(&plan);
     let Some(out) = args.out.as_deref().filter(|_| !args.dry_run) else {
         let lines = runs.iter().map(|run| format!("{}\n", run.key));
-        return Ok((format!("{summary}\n{}", lines.collect::<String>()), 0));
+        return Ok((format!("{summary}\n{}", lines.collect::<String>()), Ok(0)));
     };
     let executable = env::current_exe().context("cannot tell where `sublet` itself lies")?;
     let install = Install::find(&executable, |name| env::var_os(name))?;
@@ -144,21 +145,26 @@ pub fn interfere(args: &Interfere) -> Result<(String, u8)> {
     };
     experiment.write(out)?;
     let failed = records.iter().filter(|one| one.failed.is_some()).count();
-    if let Some((url, mode)) = fed {
-        let gpu = host.about["gpu"].as_str().unwrap_or_default();
-        let pairs = feed::pairs(&plan, &matrix, mode, gpu);
-        say(feed::feed(args, url, pairs)?.trim_end());
-    }
     let mut printed = report::terminal::text(&plan, &matrix, colours());
     printed += &format!("report: {}\n", out.join("report.html").display());
+    let mut code = 0;
     if failed > 0 {
         say(&format!(
             "sublet: {failed} of {} runs failed (--retry makes them again)",
             records.len()
         ));
-        return Ok((printed, FAILED_RUNS));
+        code = FAILED_RUNS;
     }
-    Ok((printed, 0))
+    let Some((url, mode)) = fed else {
+        return Ok((printed, Ok(code)));
+    };
+    let gpu = host.about["gpu"].as_str().unwrap_or_default();
+    let fed = feed::feed(args, url, feed::pairs(&plan, &matrix, mode, gpu));
+    let ended = fed.map(|text| {
+        say(text.trim_end());
+        code
+    });
+    Ok((printed, ended.map_err(Into::into)))
 }
 
 fn mode_to_feed(plan: &Plan) -> anyhow::Result<plan::Mode> {

@@ -23,6 +23,8 @@ use nix::libc;
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork, pipe2, setsid};
 
+use crate::file_limit::FileLimit;
+
 /// Has the experiment's own word in everything that it starts.
 pub const VARIABLE: &str = "SUBLET_INTERFERE";
 /// TIMEOUT: a process that was killed is gone within milliseconds, unless the kernel holds it.
@@ -35,9 +37,8 @@ pub struct Guardian {
     process: Pid,
     /// Closed by the kernel when this process ends.
     alive: Option<OwnedFd>,
-    /// What the jobs do where a file may not grow: as it was before this process began to take it
-    /// for an error of the write.
-    file_limit: libc::sighandler_t,
+    /// This process writes a store, its jobs do not.
+    file_limit: FileLimit,
 }
 
 impl Guardian {
@@ -52,8 +53,7 @@ impl Guardian {
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
         let word = format!("{}-{name}", std::process::id());
         let (ended, alive) = pipe2(OFlag::O_CLOEXEC).context("cannot make a pipe")?;
-        // SAFETY: no handler of ours is set.
-        let file_limit = unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+        let file_limit = FileLimit::is_an_error();
         // SAFETY: this process has one thread; and the C library keeps its allocator usable in a
         // forked child.
         match unsafe { fork() }.context("cannot start the guardian")? {
@@ -86,12 +86,12 @@ impl Guardian {
 
     /// Makes a command one of the experiment's: in a process group of its own, and ended with us.
     pub fn adopt(&self, command: &mut Command) {
-        let (parent, file_limit) = (std::process::id(), self.file_limit);
+        let parent = std::process::id();
         command.env(VARIABLE, &self.word).process_group(0);
-        // SAFETY: signal, prctl, getppid and _exit are async-signal-safe, and nothing is allocated.
+        self.file_limit.not_for(command);
+        // SAFETY: prctl, getppid and _exit are async-signal-safe, and nothing is allocated.
         unsafe {
             command.pre_exec(move || {
-                libc::signal(libc::SIGXFSZ, file_limit);
                 if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
                     return Err(io::Error::last_os_error());
                 }

@@ -24,6 +24,7 @@ use shim_ffi::recording::{Ring, VARIABLE, stopped};
 
 use crate::args::RecordJob;
 use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result};
+use crate::file_limit::FileLimit;
 use crate::recording::{End, Provenance, Reason, Writer};
 use crate::run::command::{self, CommandError};
 use crate::run::driver::{self, Driver, Wish};
@@ -66,6 +67,7 @@ pub fn record(args: &RecordJob) -> Result<u8> {
     if let Some(reason) = command::out_of_reach(&program) {
         bail_out(&format!("{reason}, so its calls cannot be recorded"))?;
     }
+    let file_limit = FileLimit::is_an_error();
     let own = OwnRing::new().context("cannot get memory for the recording")?;
     let signals = Signals::take()?;
     let file = create(&args.output)?;
@@ -79,7 +81,7 @@ pub fn record(args: &RecordJob) -> Result<u8> {
     let writer = Writer::begin(file, args.max_size, &provenance)
         .with_context(|| format!("cannot write {}", args.output.display()))?;
     let began_ns = now_ns();
-    let child = start(args, &program, &driver, &install, &own)?;
+    let child = start(args, &program, &driver, &install, &own, file_limit)?;
     if driver
         .simulated
         .is_some_and(|why| why == driver::Simulated::NoDriver)
@@ -134,8 +136,10 @@ fn start(
     driver: &Driver,
     install: &Install,
     ring: &OwnRing,
+    file_limit: FileLimit,
 ) -> Result<Child> {
     let mut command = Command::new(program);
+    file_limit.not_for(&mut command);
     command.arg0(&args.command[0]).args(&args.command[1..]);
     for (name, value) in environment::of_recorded(driver, install, |name| std::env::var_os(name)) {
         command.env(name, value);
@@ -158,8 +162,6 @@ impl Signals {
             Signal::SIGTERM,
             Signal::SIGHUP,
             Signal::SIGCHLD,
-            // A file that may not grow is an error of the write.
-            Signal::SIGXFSZ,
         ] {
             signals.add(signal);
         }

@@ -432,14 +432,12 @@ pub fn plan(recording: &Recording) -> Result<Plan, PlanError> {
 
 /// Has calls that come at fixed times come at those; how many these are.
 fn find_fixed_times(process: &mut Process, began: &[Began]) -> u64 {
+    let mut of_thread: HashMap<usize, Vec<usize>> = HashMap::new();
+    for (place, op) in (0..).zip(&process.ops) {
+        of_thread.entry(op.thread).or_default().push(place);
+    }
     let mut found = 0;
-    for thread in 0..process.threads {
-        let calls = || {
-            (0..)
-                .zip(&process.ops)
-                .filter(|(_, op)| op.thread == thread)
-        };
-        let places: Vec<usize> = calls().map(|(place, _)| place).collect();
+    for places in of_thread.into_values() {
         let times: Vec<Began> = places.iter().map(|place| began[*place]).collect();
         for (place, due_ns) in places.into_iter().zip(arrivals::due(&times)) {
             process.ops[place].due_ns = due_ns.map(|due_ns| due_ns.min(LAST_DUE_NS));

@@ -1,24 +1,21 @@
 //! Our attachment to the arbiter: made at the first successful `cuInit`, lost and found again,
 //! forgotten after a fork.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::thread::futex;
 
 use channel::client::{AttachError, ClientEnd, Introduction, Liveness};
-use channel::wire::{DeviceId, Outcome, TOKEN_BYTES};
+use channel::wire::{DeviceId, Outcome};
 use channel::{Account, Bypass, Event, MAX_DEVICES};
 use shim_ffi::*;
 
-use crate::attachment::asked::{self, Asked};
-use crate::attachment::refusal::{self, OnRefusal};
+use crate::attachment::job::{self, Job, Membership, OnLoss, OnRefusal};
+use crate::attachment::refusal;
 use crate::driver::real;
 use crate::ground::clock::{now_ns, pause};
-use crate::ground::environment::variable;
 use crate::ground::errno::Preserve;
 use crate::ground::{fault, process};
 
@@ -26,15 +23,6 @@ use crate::ground::{fault, process};
 /// machine that is swapping may need much longer, and a job that starts ungoverned is worse than
 /// one that starts late.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long a job that freezes without its arbiter waits for one to begin with. TIMEOUT: time
-/// enough for one to be restarted by hand.
-const FREEZE: Duration = Duration::from_secs(60);
-/// How long a process that is refused otherwise waits for an arbiter that is being restarted, or
-/// that hangs. TIMEOUT: a restart takes milliseconds, on a host that is overloaded some seconds.
-const RESTART: Duration = Duration::from_secs(30);
-/// The same, where it goes on without limits in the end. TIMEOUT: what nobody has asked to be
-/// enforced may not cost more than this.
-const RESTART_OPEN: Duration = Duration::from_secs(2);
 /// How often an arbiter that is not there is looked for, to begin with.
 const AGAIN: Duration = Duration::from_millis(20);
 /// TIMEOUT: how long a thread waits for another one's attachment, which takes no longer itself.
@@ -44,17 +32,6 @@ const OTHERS_ATTACH_NS: u64 = 75_000_000_000;
 const SILENCE_NS: u64 = 2_500_000_000;
 /// How often a lost arbiter is looked for, in nanoseconds.
 const REATTACH_EVERY_NS: u64 = 500_000_000;
-
-/// What a job does without its arbiter.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OnLoss {
-    /// Goes on, ungoverned in time; its memory quota still holds.
-    Open,
-    /// Waits for the next arbiter.
-    Freeze,
-    /// Submissions fail.
-    Closed,
-}
 
 /// One attachment. Leaked: threads may be looking at it until the process ends.
 pub(crate) struct Attached {
@@ -69,7 +46,7 @@ pub(crate) struct Attached {
     /// Set once it was reported that work goes to a device that is not one of the job's.
     reported_other_device: AtomicBool,
     introduction: Introduction,
-    socket: PathBuf,
+    socket: &'static Path,
 }
 
 static CURRENT: AtomicPtr<Attached> = AtomicPtr::new(std::ptr::null_mut());
@@ -108,6 +85,7 @@ fn install(attached: Option<Box<Attached>>) {
 
 /// In a forked child: as if never attached.
 pub(crate) fn forget() {
+    job::forget();
     install(None);
     ATTACHING.store(NEVER, Ordering::Release);
     ATTACHER.store(0, Ordering::Relaxed);
@@ -136,10 +114,25 @@ pub(crate) fn attach(steps: &Steps) -> Result<(), CUresult> {
     };
     match turn {
         Ok(outcome) => outcome,
-        // A bug of ours must not be a way out of a quota.
-        Err(_) => {
-            refusal::refuse_or_run_unlimited(&"an internal error of libsublet.so: please report it")
+        Err(_) => after_a_panic(),
+    }
+}
+
+/// A bug of ours must not be a way out of a quota: what the job says about a process that cannot be
+/// governed holds, and where not even that can be found out the process is refused.
+fn after_a_panic() -> Result<(), CUresult> {
+    let _errno = Preserve::new();
+    let why = "an internal error of libsublet.so: please report it";
+    let answer = std::panic::catch_unwind(|| {
+        let job = Job::of_this_process();
+        job.map_or_else(job::said, |job| Some(job.on_refusal))
+    });
+    match answer {
+        Ok(None | Some(OnRefusal::Open)) => {
+            refusal::run_unlimited(&why);
+            Ok(())
         }
+        Ok(Some(OnRefusal::Closed)) | Err(_) => refusal::refuse(&why),
     }
 }
 
@@ -162,10 +155,12 @@ fn take_turn(steps: &Steps) -> Result<(), CUresult> {
     if real::is_refused() {
         return Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY);
     }
-    let Some(job) = job() else {
+    let Some(job) = Job::of_this_process() else {
         // Somebody has asked for limits, and who enforces them can no longer be found.
-        if refusal::said() == Some(OnRefusal::Closed) && !process::exiting() {
-            return refusal::refuse(&"its environment has lost SUBLET_SOCKET or SUBLET_TOKEN");
+        if job::said() == Some(OnRefusal::Closed) && !process::exiting() {
+            let lost = "its environment has lost SUBLET_SOCKET or SUBLET_TOKEN, or, in a \
+                container, SUBLET_CONTAINER";
+            return refusal::refuse(&lost);
         }
         return Ok(());
     };
@@ -219,111 +214,40 @@ fn without(job: &Job) -> Result<(), CUresult> {
     }
 }
 
-/// The job that this process is of, as its environment says.
-struct Job {
-    socket: PathBuf,
-    pass: Pass,
-    on_loss: OnLoss,
-    on_refusal: OnRefusal,
-    /// How long an arbiter is waited for that is not there.
-    patience: Duration,
-    strict: bool,
-}
-
-/// What makes this process one of its job.
-enum Pass {
-    /// The capability that `sublet run` has handed out.
-    Token([u8; TOKEN_BYTES]),
-    /// The container that it is in, and what it asks for there.
-    Container(Asked),
-}
-
-impl Pass {
-    fn introduction(&self, devices: Vec<DeviceId>) -> Introduction {
-        let (token, asked) = match self {
-            Self::Token(token) => (*token, None),
-            Self::Container(asked) => ([0; TOKEN_BYTES], Some(asked.lines.clone())),
-        };
-        Introduction {
-            token,
-            devices,
-            command: command(),
-            asked,
-        }
-    }
-}
-
-fn job() -> Option<Job> {
-    let (socket, pass) = membership()?;
-    let on_loss = match variable(c"SUBLET_ON_ARBITER_LOSS") {
-        Some(b"freeze") => OnLoss::Freeze,
-        Some(b"closed") => OnLoss::Closed,
-        _ => OnLoss::Open,
-    };
-    let said = refusal::said();
-    let on_refusal = match said {
-        Some(said) => said,
-        None if matches!(&pass, Pass::Container(asked) if asked.limited) => OnRefusal::Closed,
-        None if on_loss == OnLoss::Open => OnRefusal::Open,
-        None => OnRefusal::Closed,
-    };
-    let patience = match (on_loss, said) {
-        (OnLoss::Freeze, _) => FREEZE,
-        (_, Some(OnRefusal::Closed)) => RESTART,
-        (_, Some(OnRefusal::Open)) => RESTART_OPEN,
-        (_, None) if matches!(&pass, Pass::Container(_)) => match on_refusal {
-            OnRefusal::Closed => RESTART,
-            OnRefusal::Open => RESTART_OPEN,
-        },
-        (_, None) => Duration::ZERO,
-    };
-    Some(Job {
-        socket,
-        pass,
-        on_loss,
-        on_refusal,
-        patience,
-        strict: variable(c"SUBLET_STRICT").is_some(),
-    })
-}
-
 fn prepare(job: &Job, steps: &Steps) -> Introduction {
     process::watch();
     fault::attachment();
     (steps.prepare)();
-    job.pass.introduction(devices())
+    introduction(job.membership, devices())
 }
 
-/// Where the arbiter is, and what makes us one of a job; `None`: we are in none, or on our way out.
-fn membership() -> Option<(PathBuf, Pass)> {
-    if process::exiting() {
-        return None;
+/// What this process tells of itself.
+fn introduction(membership: &Membership, devices: Vec<DeviceId>) -> Introduction {
+    let (token, asked) = membership.credentials();
+    Introduction {
+        token,
+        devices,
+        command: command(),
+        asked,
     }
-    let socket = variable(c"SUBLET_SOCKET").map(|socket| PathBuf::from(OsStr::from_bytes(socket)));
-    if let Some(token) = variable(c"SUBLET_TOKEN") {
-        let token = <[u8; TOKEN_BYTES]>::try_from(token).ok()?;
-        return Some((socket?, Pass::Token(token)));
-    }
-    let asked = asked::asked()?;
-    let socket = socket.unwrap_or_else(|| PathBuf::from(asked::SOCKET));
-    Some((socket, Pass::Container(asked)))
 }
 
 /// An attachment besides the one that [`attach`] makes, for a process that only reads: it is shown
 /// the job's pages.
 pub(crate) fn attach_reader(devices: &[DeviceId]) -> Option<ClientEnd> {
-    let (socket, pass) = membership()?;
+    let membership = job::membership()?;
     process::watch();
-    let introduction = pass.introduction(devices.to_vec());
+    let introduction = introduction(membership, devices.to_vec());
     // TIMEOUT: a report that takes a second is a nuisance; without the pages the physical truth is
     // reported.
-    ClientEnd::attach_reader(&socket, &introduction, Duration::from_secs(1)).ok()
+    let patience = Duration::from_secs(1);
+    ClientEnd::attach_reader(membership.socket(), &introduction, patience).ok()
 }
 
 fn first_attach(job: &Job, introduction: Introduction, steps: &Steps) -> Result<(), CUresult> {
     let started = now_ns();
     loop {
-        let error = match ClientEnd::attach(&job.socket, &introduction, HANDSHAKE) {
+        let error = match ClientEnd::attach(job.membership.socket(), &introduction, HANDSHAKE) {
             Ok(end) => {
                 let none = end.device_map.iter().all(Option::is_none);
                 if job.strict && none && !introduction.devices.is_empty() {
@@ -340,7 +264,7 @@ fn first_attach(job: &Job, introduction: Introduction, steps: &Steps) -> Result<
                     silent_after: AtomicU64::new(0),
                     reported_other_device: AtomicBool::new(false),
                     introduction,
-                    socket: job.socket.clone(),
+                    socket: job.membership.socket(),
                 })));
                 if let Some(attached) = current() {
                     (steps.attached)(attached);
@@ -356,13 +280,14 @@ fn first_attach(job: &Job, introduction: Introduction, steps: &Steps) -> Result<
         }
         let why = refusal::Why {
             error: &error,
-            socket: &job.socket,
+            socket: job.membership.socket(),
             waited,
+            unknown: job.membership.unknown(),
         };
         // The job has a limit that would hold on no device: that was never a start.
         let nowhere = matches!(error, AttachError::Refused(Outcome::NoDevice, _));
         return match job.on_refusal {
-            OnRefusal::Open if !nowhere || refusal::said().is_some() => {
+            OnRefusal::Open if !nowhere || job::said().is_some() => {
                 refusal::run_unlimited(&why);
                 Ok(())
             }
@@ -494,7 +419,7 @@ impl Attached {
         // TIMEOUT: short, because a program's submission waits behind it; the next try comes soon
         // enough.
         match ClientEnd::reattach(
-            &self.socket,
+            self.socket,
             &self.introduction,
             &self.end,
             gap,
@@ -518,7 +443,7 @@ impl Attached {
                         self.reported_other_device.load(Ordering::Relaxed),
                     ),
                     introduction: self.introduction.clone(),
-                    socket: self.socket.clone(),
+                    socket: self.socket,
                 })));
                 self.end.retire();
                 false

@@ -3,5 +3,6 @@
 
 mod asked;
 pub(crate) mod client;
+pub(crate) mod job;
 pub(crate) mod refusal;
 pub(crate) mod verdict;

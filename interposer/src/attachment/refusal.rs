@@ -18,37 +18,26 @@ use std::path::Path;
 use std::time::Duration;
 
 use channel::client::AttachError;
+use channel::wire::Outcome;
 use shim_ffi::CUresult;
 
 use crate::attachment::asked;
+use crate::attachment::job::{self, Membership};
 use crate::driver::real;
 use crate::ground::environment::variable;
-
-/// What becomes of a process that cannot be governed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OnRefusal {
-    /// It goes on without limits.
-    Open,
-    /// It does not start: every driver call fails.
-    Closed,
-}
-
-/// What the job says about it; `None`: nothing, it was not started by `sublet run`.
-pub(crate) fn said() -> Option<OnRefusal> {
-    match variable(c"SUBLET_ON_REFUSAL")? {
-        b"open" => Some(OnRefusal::Open),
-        // Whatever it means, it was set by somebody who asked for something.
-        _ => Some(OnRefusal::Closed),
-    }
-}
 
 /// The process must not run: ends its way to the driver for good.
 pub(crate) fn refuse(why: &dyn Display) -> Result<(), CUresult> {
     real::refuse();
+    let in_container = job::membership().is_some_and(Membership::is_of_container);
+    let word = match in_container {
+        true => "SUBLET_ON_REFUSAL=open",
+        false => "--on-refusal open",
+    };
     tell(&|pid, job| {
         format!(
             "sublet: process {pid} of job `{job}` is refused: {why}. Every driver call of it fails with \
-             CUDA_ERROR_SYSTEM_NOT_READY (802); `--on-refusal open` would let it run without limits\n"
+             CUDA_ERROR_SYSTEM_NOT_READY (802); `{word}` would let it run without limits\n"
         )
     });
     Err(CUresult::CUDA_ERROR_SYSTEM_NOT_READY)
@@ -61,25 +50,24 @@ pub(crate) fn run_unlimited(why: &dyn Display) {
     });
 }
 
-/// As the job says.
-pub(crate) fn refuse_or_run_unlimited(why: &dyn Display) -> Result<(), CUresult> {
-    if said() == Some(OnRefusal::Closed) {
-        return refuse(why);
-    }
-    run_unlimited(why);
-    Ok(())
-}
-
 /// Why a process could not attach, for people.
 pub(crate) struct Why<'a> {
     pub(crate) error: &'a AttachError,
     pub(crate) socket: &'a Path,
     /// How long it has been tried.
     pub(crate) waited: Duration,
+    /// Why it is not known what the process asks for.
+    pub(crate) unknown: Option<&'static str>,
 }
 
 impl Display for Why<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // What the arbiter says of it is about the words that stand for that.
+        if let (Some(unknown), AttachError::Refused(Outcome::Malformed, _)) =
+            (self.unknown, self.error)
+        {
+            return f.write_str(unknown);
+        }
         write!(f, "{}", self.error)?;
         if let Some(source) = std::error::Error::source(self.error) {
             write!(f, ": {source}")?;
@@ -121,7 +109,7 @@ fn tell(line: &dyn Fn(u32, &str) -> String) {
     let Some(stderr) = stderr_of_run() else {
         return;
     };
-    let job = variable(c"SUBLET_JOB").or_else(|| variable(c"SUBLET_CONTAINER"));
+    let job = job::value(c"SUBLET_JOB").or_else(|| job::value(asked::CONTAINER));
     let job = job.map_or("?".into(), String::from_utf8_lossy);
     write_once(stderr.as_fd(), line(std::process::id(), &job).as_bytes());
 }
@@ -130,8 +118,8 @@ fn tell(line: &dyn Fn(u32, &str) -> String) {
 /// that what was looked at is what is written to, whatever another thread does with the number 2
 /// meanwhile.
 fn stderr_of_run() -> Option<Copy> {
-    let in_container = asked::asked().is_some();
-    if said().is_none() && !in_container {
+    let in_container = job::membership().is_some_and(Membership::is_of_container);
+    if job::said().is_none() && !in_container {
         return None;
     }
     // SAFETY: a number to copy; where it is not open the copy fails.

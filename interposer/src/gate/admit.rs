@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use channel::{COMING, DeviceGrant, OPEN, Want};
 
-use crate::attachment::client::{self, Attached, OnLoss};
+use crate::attachment::client::{self, Attached};
+use crate::attachment::job::OnLoss;
 use crate::attachment::verdict::{self, Reason};
 use crate::gate::marks::{self, Way, Weight};
 use crate::gate::quiesce::{self, Pass};

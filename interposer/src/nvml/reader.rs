@@ -12,7 +12,7 @@ use shim_ffi::nvml::{Device, GetCount, GetHandleByIndex};
 
 use super::quota::uuid_of;
 use super::{Helper, helper};
-use crate::attachment::client;
+use crate::attachment::{client, job};
 use crate::ground::{clock, process};
 
 /// How long after a failure nobody tries again, in nanoseconds.
@@ -35,6 +35,7 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 fn forget_parent() {
     let forks = process::forks();
     if FORKS.swap(forks, Ordering::AcqRel) != forks {
+        job::forget();
         CURRENT.store(std::ptr::null_mut(), Ordering::Release);
         DUE_NS.store(0, Ordering::Release);
     }

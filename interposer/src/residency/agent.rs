@@ -21,7 +21,8 @@ use shim_ffi::CUresult;
 
 use super::engine::{self, Outcome};
 use super::{ahead, chunk, copy_streams, early, fit, last_use, quiesce, tuning};
-use crate::attachment::client::{self, Attached, OnLoss};
+use crate::attachment::client::{self, Attached};
+use crate::attachment::job::OnLoss;
 use crate::driver::spawn;
 use crate::gate::capture;
 use crate::ground::clock::{self, now_ns};

@@ -153,7 +153,7 @@ fn with_another_device(flags: &[&str]) -> (host_process::Outcome, String) {
     let mut command = host.job(flags);
     command.env("SUBLET_SIM_DEVICES", "2");
     let output = command.output_within(testbed::PATIENCE);
-    let journal = std::fs::read_to_string(host.at("run/journal.jsonl")).unwrap();
+    let journal = until_in_journal(&host);
     let outcome = host_process::Outcome {
         code: output.status.code(),
         signal: None,
@@ -161,6 +161,20 @@ fn with_another_device(flags: &[&str]) -> (host_process::Outcome, String) {
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
     };
     (outcome, journal)
+}
+
+/// The journal, once it says what became of the process; that is written behind the job's back.
+fn until_in_journal(host: &Host) -> String {
+    let mut journal = String::new();
+    for _ in 0..1000 {
+        journal = std::fs::read_to_string(host.at("run/journal.jsonl")).unwrap();
+        let kinds = ["\"kind\":\"refused\"", "\"kind\":\"ungoverned\""];
+        if kinds.iter().any(|kind| journal.contains(kind)) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    journal
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::config::{ConfigError, scalar};
 use crate::recording::{Recording, checksum};
 use crate::replay::plan as calls;
 
-/// What is asked about a kind of job in a cluster. An answer that is none is in words.
+/// What is asked about a kind of job in a cluster. An error is a sentence.
 pub type Kinds<'a> = dyn Fn(&str) -> Result<KindView, String> + 'a;
 
 /// What a job runs.

@@ -10,7 +10,6 @@ mod svg;
 pub mod terminal;
 pub mod workload;
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::Context;
@@ -19,6 +18,7 @@ use serde_json::{Value, json};
 use super::matrix::Matrix;
 use super::plan::{Mode, Plan};
 use super::store::{FILE, Record};
+use crate::whole_file;
 
 /// What a report is made of.
 #[derive(Debug)]
@@ -234,14 +234,10 @@ fn number(value: Option<f64>) -> String {
     value.map_or(String::new(), |value| value.to_string())
 }
 
-/// Writes a file under another name first.
+/// Writes a file as a whole.
 fn replace(dir: &Path, name: &str, content: impl AsRef<[u8]>) -> anyhow::Result<()> {
-    let (path, new) = (dir.join(name), dir.join(format!(".{name}.new")));
-    let written = fs::write(&new, content).and_then(|()| fs::rename(&new, &path));
-    if written.is_err() {
-        let _ = fs::remove_file(&new);
-    }
-    written.with_context(|| {
+    let path = dir.join(name);
+    whole_file::replace(&path, content.as_ref(), None).with_context(|| {
         format!(
             "cannot write {}: the runs are kept, and the same command makes the report again",
             path.display()
@@ -251,6 +247,8 @@ fn replace(dir: &Path, name: &str, content: impl AsRef<[u8]>) -> anyhow::Result<
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::super::plan;
     use super::super::store::tests::record;
     use super::*;

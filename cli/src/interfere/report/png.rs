@@ -1,6 +1,7 @@
 //! The heat map as a picture of dots, for where SVG is not taken: slides, wikis, chats.
 
 use std::convert::Infallible;
+use std::io::Write as _;
 
 use anyhow::Context as _;
 use embedded_graphics::mono_font::ascii::{FONT_7X13, FONT_9X15, FONT_10X20};
@@ -78,18 +79,9 @@ impl Canvas {
         let _ = Text::with_text_style(text, at, letters, style).draw(self);
     }
 
+    /// Row by row: of many jobs the picture is larger than all else of the report.
     fn encoded(&self) -> anyhow::Result<Vec<u8>> {
         let width = self.size.width as usize; // CAST: 32 bits fit.
-        let mut bytes = Vec::with_capacity(self.dots.len() * 3 * SCALE * SCALE);
-        for row in self.dots.chunks(width) {
-            for _ in 0..SCALE {
-                for dot in row {
-                    for _ in 0..SCALE {
-                        bytes.extend([dot.r(), dot.g(), dot.b()]);
-                    }
-                }
-            }
-        }
         let mut file = Vec::new();
         // CAST: a small factor.
         let scale = SCALE as u32;
@@ -98,7 +90,20 @@ impl Canvas {
         encoder.set_color(png::ColorType::Rgb);
         encoder.set_depth(png::BitDepth::Eight);
         let mut writer = encoder.write_header().context("a picture")?;
-        writer.write_image_data(&bytes).context("a picture")?;
+        let mut rows = writer.stream_writer().context("a picture")?;
+        let mut bytes = Vec::with_capacity(width * 3 * SCALE);
+        for row in self.dots.chunks(width) {
+            bytes.clear();
+            for dot in row {
+                for _ in 0..SCALE {
+                    bytes.extend([dot.r(), dot.g(), dot.b()]);
+                }
+            }
+            for _ in 0..SCALE {
+                rows.write_all(&bytes).context("a picture")?;
+            }
+        }
+        rows.finish().context("a picture")?;
         writer.finish().context("a picture")?;
         Ok(file)
     }

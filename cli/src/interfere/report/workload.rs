@@ -85,18 +85,9 @@ fn speeds(experiment: &Experiment<'_>, mode: Mode, gpu: &str) -> String {
 
 fn pairs(experiment: &Experiment<'_>, mode: Mode, gpu: &str) -> String {
     let mut text = line(&["gpu", "job_a", "job_b", "num_gpus", "norm_a", "norm_b"]);
-    let jobs = &experiment.plan.jobs;
-    for (at, a) in jobs.iter().enumerate() {
-        for b in &jobs[at..] {
-            let speed = |job: &str, beside: &str| {
-                let cell = experiment.matrix.pair(mode, job, beside)?;
-                cell.estimate.map(|one| 1.0 / one.value)
-            };
-            if let (Some(of_a), Some(of_b)) = (speed(&a.name, &b.name), speed(&b.name, &a.name)) {
-                let (of_a, of_b) = (number(Some(of_a)), number(Some(of_b)));
-                text += &line(&[gpu, &a.name, &b.name, "1", &of_a, &of_b]);
-            }
-        }
+    for ([a, b], slowdowns) in experiment.matrix.pairs(experiment.plan, mode) {
+        let [of_a, of_b] = slowdowns.map(|slowdown| number(Some(1.0 / slowdown)));
+        text += &line(&[gpu, &a.name, &b.name, "1", &of_a, &of_b]);
     }
     text
 }

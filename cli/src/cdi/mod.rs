@@ -1,27 +1,27 @@
 //! `sublet cdi generate`: a specification of the Container Device Interface, by which Docker,
 //! Podman, containerd and CRI-O give a container a part of a GPU.
 //!
-//! The version written is the oldest that has all that is used here (`hostPath` of a device node
-//! came with 0.5.0): loaders of 1.x read it, and so do those of Debian's releases. A loader refuses
-//! a file with a field that it does not know, so nothing else is in it.
+//! The driver and the device files of a GPU are `nvidia.com/gpu`'s to bring, which a container asks
+//! for as well.
 
 use std::env;
 use std::fs;
-use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use control::paths::{RuntimeDir, Surroundings};
-use control::{JobSettings, Settings};
-use serde_json::{Value, json};
+use kubernetes::cdi::{Device, Edits, Mount, Spec};
 
-use crate::args::CdiGenerate;
+use self::args::{CdiGenerate, Slice, parse_slice};
 use crate::exit::Result;
 use crate::run::install::Install;
+use crate::whole_file;
 
-const VERSION: &str = "0.5.0";
+pub mod args;
+
 const KIND: &str = "sublet.dev/gpu";
-/// Where a container has what is ours.
+/// Where a container has what is ours; the library looks for itself there.
 const LIBRARIES: &str = "/opt/sublet";
 const RUNTIME: &str = "/run/sublet/containers";
 const SIMULATED_STATE: &str = "/run/sublet/simulated";
@@ -35,58 +35,6 @@ const DEFAULTS: [&str; 4] = [
     "eighth:mem=12.5%,share=0.125",
 ];
 
-/// A device of the specification: a name, and what a container that asks for it gets.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Slice {
-    name: String,
-    settings: JobSettings,
-    /// The variables that say so.
-    env: Vec<String>,
-}
-
-/// `half`, `half:mem=20GiB,share=0.5`
-///
-/// # Errors
-/// One sentence: the text, and what to write instead.
-pub fn parse_slice(text: &str) -> std::result::Result<Slice, String> {
-    let (name, rest) = text.split_once(':').unwrap_or((text, ""));
-    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let edge = |c: char| c.is_ascii_alphanumeric();
-    if !name.starts_with(edge) || !name.ends_with(edge) || !name.chars().all(fits) {
-        return Err(format!(
-            "`{name}` is no name of a device: write letters, digits, `-`, `_` and `.`, such as half"
-        ));
-    }
-    let mut slice = Slice {
-        name: name.to_owned(),
-        settings: JobSettings::default(),
-        env: Vec::new(),
-    };
-    for item in rest.split(',').filter(|item| !item.is_empty()) {
-        let (key, value) = item
-            .split_once('=')
-            .ok_or_else(|| format!("`{item}` is no setting: write KEY=VALUE, such as mem=20GiB"))?;
-        let known = || JobSettings::TABLE.iter().map(|setting| setting.about.key);
-        let setting = JobSettings::TABLE
-            .iter()
-            .find(|setting| setting.about.key == key.trim())
-            .ok_or_else(|| {
-                let keys: Vec<&str> = known().collect();
-                format!("`{key}` is no setting: write one of {}", keys.join(", "))
-            })?;
-        if (setting.is_set)(&slice.settings) {
-            return Err(format!("`{key}` stands twice in `{text}`: write it once"));
-        }
-        slice.settings = (setting.parse)(value)?.or(&slice.settings);
-        slice
-            .env
-            .push(format!("{}={}", setting.about.variable(), value.trim()));
-    }
-    let checked = slice.settings.check();
-    checked.map_err(|(name, message)| format!("the {name} in `{text}` is {message}"))?;
-    Ok(slice)
-}
-
 /// What is mounted, and from where.
 struct Sources {
     library: PathBuf,
@@ -95,7 +43,6 @@ struct Sources {
     simulated: Option<(Vec<(&'static str, PathBuf)>, PathBuf)>,
     /// The file that names the library to every program.
     preload: Option<PathBuf>,
-    nodes: Vec<String>,
 }
 
 /// Writes the specification, or returns it to be printed.
@@ -135,18 +82,14 @@ pub fn generate(args: &CdiGenerate) -> Result<String> {
             false => None,
         },
         preload,
-        nodes: match args.sim {
-            true => Vec::new(),
-            false => nodes(Path::new("/dev")),
-        },
     };
     // A container is made with its mounts: they must be there before the arbiter starts.
     dir.ensure(nix::unistd::geteuid().as_raw())?;
-    make(&sources.runtime)?;
+    make_mounted(&sources.runtime)?;
     if let Some((_, state)) = &sources.simulated {
-        make(state)?;
+        make_mounted(state)?;
     }
-    let text = format!("{:#}\n", specification(&slices, &sources)?);
+    let text = specification(&slices, &sources)?;
     let Some(output) = &args.output else {
         return Ok(text);
     };
@@ -162,7 +105,8 @@ pub fn generate(args: &CdiGenerate) -> Result<String> {
     ))
 }
 
-fn specification(slices: &[Slice], sources: &Sources) -> anyhow::Result<Value> {
+/// The specification as text.
+fn specification(slices: &[Slice], sources: &Sources) -> anyhow::Result<String> {
     let mut env = vec![format!("SUBLET_SOCKET={RUNTIME}/channel.sock")];
     let mut mounts = vec![
         mount(&sources.library, &format!("{LIBRARIES}/libsublet.so"), true)?,
@@ -186,42 +130,42 @@ fn specification(slices: &[Slice], sources: &Sources) -> anyhow::Result<Value> {
             "SUBLET_RESIDENCY=touch=0".to_owned(),
         ]);
     }
-    let mut common = json!({ "env": env, "mounts": mounts });
-    if !sources.nodes.is_empty() {
-        let nodes = sources.nodes.iter().map(|path| json!({ "path": path }));
-        common["deviceNodes"] = nodes.collect();
-    }
+    // No device nodes: they would be every device's, and so every container's, also of one that was
+    // given a single GPU by `nvidia.com/gpu=0`.
+    let common = Edits {
+        env,
+        mounts,
+        device_nodes: Vec::new(),
+    };
     let devices = slices.iter().map(|slice| {
-        let settings = &slice.settings;
         let mut env = vec![format!("SUBLET_CONTAINER={}", slice.name)];
         env.extend(slice.env.iter().cloned());
-        if settings.on_refusal.is_none() {
-            let word = settings.on_refusal(false).as_str();
-            env.push(format!("SUBLET_ON_REFUSAL={word}"));
+        Device {
+            name: slice.name.clone(),
+            container_edits: Edits {
+                env,
+                ..Edits::default()
+            },
         }
-        json!({ "name": slice.name, "containerEdits": { "env": env } })
     });
-    Ok(json!({
-        "cdiVersion": VERSION,
-        "kind": KIND,
-        "devices": devices.collect::<Value>(),
-        "containerEdits": common,
-    }))
+    let devices: Vec<Device> = devices.collect();
+    let text = serde_json::to_string_pretty(&Spec::new(KIND, &devices, Some(&common)))?;
+    Ok(text + "\n")
 }
 
-fn mount(from: &Path, to: &str, read_only: bool) -> anyhow::Result<Value> {
-    let from = from.to_str().with_context(|| {
-        format!(
+fn mount(from: &Path, to: &str, read_only: bool) -> anyhow::Result<Mount> {
+    if from.to_str().is_none() {
+        bail!(
             "{} is not UTF-8, which these files are: install sublet elsewhere",
             from.display()
-        )
-    })?;
+        );
+    }
     let access = if read_only { "ro" } else { "rw" };
-    Ok(json!({
-        "hostPath": from,
-        "containerPath": to,
-        "options": [access, "nosuid", "nodev", "bind"],
-    }))
+    Ok(Mount {
+        host_path: from.into(),
+        container_path: to.into(),
+        options: vec![access, "nosuid", "nodev", "bind"],
+    })
 }
 
 /// The simulated driver's libraries and the place of its state.
@@ -238,39 +182,40 @@ fn simulated(install: &Install) -> anyhow::Result<(Vec<(&'static str, PathBuf)>,
     Ok((libraries.collect::<anyhow::Result<_>>()?, state))
 }
 
-/// NVIDIA's device files of this host; of the GPUs those that have a number.
-fn nodes(dev: &Path) -> Vec<String> {
-    let mut nodes: Vec<String> = fs::read_dir(dev)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|name| {
-            let rest = name.strip_prefix("nvidia");
-            rest.is_some_and(|rest| {
-                let is_number = !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
-                is_number || ["ctl", "-uvm", "-uvm-tools"].contains(&rest)
-            })
-        })
-        .map(|name| format!("/dev/{name}"))
-        .collect();
-    nodes.sort();
-    nodes
-}
-
-/// What a link leads to: in a container it would lead elsewhere.
+/// What a link leads to, which in a container would lead elsewhere; a file that the users in
+/// containers may read. One that they cannot is not loaded, and nobody says so.
 fn real(path: &Path) -> anyhow::Result<PathBuf> {
-    fs::canonicalize(path).with_context(|| format!("cannot find {}", path.display()))
+    let cannot = || format!("cannot find {}", path.display());
+    let path = fs::canonicalize(path).with_context(cannot)?;
+    let mode = fs::metadata(&path)
+        .with_context(cannot)?
+        .permissions()
+        .mode();
+    if mode & 0o004 == 0 {
+        bail!(
+            "users in containers cannot read {0}, and would run without limits: chmod o+r {0}",
+            path.display()
+        );
+    }
+    Ok(path)
 }
 
-fn make(dir: &Path) -> anyhow::Result<()> {
-    use std::os::unix::fs::DirBuilderExt as _;
+/// Makes a folder that is mounted.
+fn make_mounted(dir: &Path) -> anyhow::Result<()> {
     let open = dir.starts_with(control::paths::SYSTEM_DIR);
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(if open { 0o755 } else { 0o700 })
-        .create(dir)
-        .with_context(|| format!("cannot make {}", dir.display()))
+    make(dir, if open { 0o755 } else { 0o700 })
+}
+
+/// Makes a folder, and those that it lies in, with that mode whatever the umask says. What is there
+/// stays as it is.
+fn make(dir: &Path, mode: u32) -> anyhow::Result<()> {
+    let is_missing = |at: &&Path| !at.as_os_str().is_empty() && !at.exists();
+    let missing: Vec<&Path> = dir.ancestors().take_while(is_missing).collect();
+    let mut made = fs::create_dir_all(dir);
+    for at in missing {
+        made = made.and_then(|()| fs::set_permissions(at, fs::Permissions::from_mode(mode)));
+    }
+    made.with_context(|| format!("cannot make {}", dir.display()))
 }
 
 fn beside(file: &Path, ending: &str) -> anyhow::Result<PathBuf> {
@@ -280,7 +225,7 @@ fn beside(file: &Path, ending: &str) -> anyhow::Result<PathBuf> {
     Ok(name.into())
 }
 
-/// An engine may be reading: it finds the old file or the new one, and none that is half written.
+/// Writes a file that engines, of whatever user, and programs in containers read.
 fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     if path.is_dir() {
         bail!(
@@ -289,28 +234,18 @@ fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
             path.join("sublet.json").display()
         );
     }
-    if let Some(folder) = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
-    {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    if let Some(folder) = path.parent() {
+        make(folder, 0o755)?;
     }
-    // Loaders look at files that end in .json and .yaml alone.
-    let new = beside(path, ".new")?;
-    fs::File::create(&new)
-        .and_then(|mut file| {
-            file.write_all(text.as_bytes())?;
-            file.sync_all()
-        })
-        .and_then(|()| fs::rename(&new, path))
-        .inspect_err(|_| {
-            let _ = fs::remove_file(&new);
-        })
+    // Loaders look at files that end in .json and .yaml alone: not at one that is being written.
+    whole_file::replace(path, text.as_bytes(), Some(0o644))
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     fn sources() -> Sources {
@@ -319,40 +254,17 @@ mod tests {
             runtime: "/run/sublet/containers".into(),
             simulated: None,
             preload: None,
-            nodes: vec!["/dev/nvidia0".into(), "/dev/nvidiactl".into()],
-        }
-    }
-
-    #[test]
-    fn a_device_is_a_name_and_settings() {
-        let slice = parse_slice("half:mem=20GiB,share=0.5").expect("a device");
-        assert_eq!(slice.name, "half");
-        assert_eq!(slice.env, ["SUBLET_MEM=20GiB", "SUBLET_SHARE=0.5"]);
-        assert!(parse_slice("all").expect("a device").settings.is_empty());
-        for text in DEFAULTS {
-            parse_slice(text).expect("a default");
-        }
-        for (bad, word) in [
-            ("", "is no name"),
-            ("a b", "is no name"),
-            ("x=y", "is no name"),
-            ("-half", "is no name"),
-            ("half:mem", "is no setting"),
-            ("half:memory=3GiB", "write one of mem"),
-            ("half:mem=20", "`20`"),
-            ("half:share=2", "`2`"),
-            ("half:mem=1GiB,mem=2GiB", "twice"),
-            ("half:share=0.5,share_max=0.2", "share_max"),
-        ] {
-            let error = parse_slice(bad).expect_err(bad);
-            assert!(error.contains(word), "{bad}: {error}");
         }
     }
 
     #[test]
     fn the_specification_has_what_a_container_needs_and_nothing_else() {
         let slices = ["half:mem=50%,share=0.5", "all"].map(|text| parse_slice(text).expect("one"));
-        let text = specification(&slices, &sources()).expect("one");
+        let read = |sources: &Sources| -> Value {
+            let text = specification(&slices, sources).expect("one");
+            serde_json::from_str(&text).expect("JSON")
+        };
+        let text = read(&sources());
         assert_eq!(text["cdiVersion"], "0.5.0");
         assert_eq!(text["kind"], "sublet.dev/gpu");
         let of = |at: usize| text["devices"][at]["containerEdits"]["env"].clone();
@@ -362,14 +274,18 @@ mod tests {
             json!([
                 "SUBLET_CONTAINER=half",
                 "SUBLET_MEM=50%",
-                "SUBLET_SHARE=0.5",
-                "SUBLET_ON_REFUSAL=closed"
+                "SUBLET_SHARE=0.5"
             ])
         );
-        assert_eq!(of(1)[1], "SUBLET_ON_REFUSAL=open");
+        // Without a limit nothing is said of refusals: a limit that the command asks for says it.
+        assert_eq!(of(1), json!(["SUBLET_CONTAINER=all"]));
         let edits = &text["containerEdits"];
-        let nodes = json!([{ "path": "/dev/nvidia0" }, { "path": "/dev/nvidiactl" }]);
-        assert_eq!(edits["deviceNodes"], nodes);
+        let parts: Vec<&String> = edits.as_object().expect("a map").keys().collect();
+        assert_eq!(
+            parts,
+            ["env", "mounts"],
+            "a GPU is another device's to give"
+        );
         assert!(edits["env"].to_string().contains("LD_PRELOAD="));
         assert_eq!(
             edits["mounts"][1],
@@ -386,40 +302,47 @@ mod tests {
             preload: Some("/etc/cdi/sublet.json.ld.so.preload".into()),
             ..sources()
         };
-        let text = specification(&slices, &with_file).expect("one").to_string();
+        let text = read(&with_file).to_string();
         assert!(text.contains("/etc/ld.so.preload") && !text.contains("LD_PRELOAD="));
     }
 
     #[test]
-    fn device_files_are_those_of_gpus_and_their_driver() {
-        let dev = tempfile::tempdir().expect("a folder");
-        for name in [
-            "nvidia0",
-            "nvidia12",
-            "nvidiactl",
-            "nvidia-uvm",
-            "nvidia-uvm-tools",
-            "nvidia-modeset",
-            "nvidia0x",
-            "null",
-            "nvidia",
-        ] {
-            fs::write(dev.path().join(name), "").expect("a file");
+    fn defaults_are_devices() {
+        for text in DEFAULTS {
+            parse_slice(text).expect("a default");
         }
-        let found = nodes(dev.path()).join(" ").replace("/dev/nvidia", "");
-        assert_eq!(found, "-uvm -uvm-tools 0 12 ctl");
-        assert!(nodes(Path::new("/nonexistent")).is_empty());
     }
 
     #[test]
-    fn a_file_is_replaced_as_a_whole() {
+    fn users_in_containers_can_read_what_is_mounted_whatever_the_umask() {
         let root = tempfile::tempdir().expect("a folder");
-        let path = root.path().join("cdi/sublet.json");
+        let path = root.path().join("etc/cdi/sublet.json");
+        let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
+        let private = fs::Permissions::from_mode(0o600);
         replace(&path, "one\n").expect("written");
+        fs::set_permissions(&path, private).expect("set");
+        let folder = path.parent().expect("a folder");
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).expect("set");
         replace(&path, "two\n").expect("written");
-        assert_eq!(fs::read_to_string(&path).expect("read"), "two\n");
-        let entries = fs::read_dir(root.path().join("cdi")).expect("listed");
-        assert_eq!(entries.count(), 1);
+        assert_eq!(mode(&path), 0o644);
+        assert_eq!(mode(folder), 0o700, "what was there is its owner's");
+        assert_eq!(mode(&root.path().join("etc")), 0o755);
+        make(&root.path().join("a/b"), 0o711).expect("made");
+        assert_eq!(mode(&root.path().join("a")), 0o711);
+        assert_eq!(mode(&root.path().join("a/b")), 0o711);
+        // A mode that a umask of 077 leaves.
+        let library = root.path().join("libsublet.so");
+        fs::write(&library, "").expect("written");
+        fs::set_permissions(&library, fs::Permissions::from_mode(0o700)).expect("set");
+        let error = real(&library).expect_err("not readable").to_string();
+        assert!(error.contains("chmod o+r"), "{error}");
+        fs::set_permissions(&library, fs::Permissions::from_mode(0o644)).expect("set");
+        real(&library).expect("readable");
+    }
+
+    #[test]
+    fn a_folder_is_no_file() {
+        let root = tempfile::tempdir().expect("a folder");
         let error = replace(root.path(), "x").expect_err("a folder").to_string();
         assert!(error.contains("sublet.json"), "{error}");
     }
