@@ -2,8 +2,8 @@
 //! against `trial`, in one run.
 //!
 //! The trace is Gavel's with the measured pairs of V100, on which jobs run. Busy fractions come
-//! from the pairs with every third kind of job (see `Trace::tell_pressure`), so that most pairs
-//! that a packer makes are ones it has seen nothing of. For `opportunistic` every second job is
+//! from the pairs with every third kind of job (see `Trace::tell_pressure`): of pairs of two other
+//! kinds a packer has seen nothing. For `opportunistic` every second job is
 //! opportunistic.
 
 mod last_line;

@@ -227,9 +227,9 @@ impl ClusterSpec {
 
 /// Memory of a GPU by the name of its type; 16 GiB where we do not know it.
 fn gpu_bytes(kind: &str) -> u64 {
-    let gib = match kind {
+    let gib = match kind.strip_suffix("-simulated").unwrap_or(kind) {
         "k80" => 12,
-        "h200" | "h200-simulated" => 141,
+        "h200" => 141,
         "a100" => 40,
         "a100-80" | "h100" => 80,
         "v100m32" => 32,
@@ -243,6 +243,14 @@ fn gpu_bytes(kind: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_simulated_gpu_has_the_memory_of_the_real_one() {
+        for kind in ["h200", "h100", "k80", "2080ti"] {
+            assert_eq!(gpu_bytes(&format!("{kind}-simulated")), gpu_bytes(kind));
+        }
+        assert_eq!(gpu_bytes("h200-simulated"), 141 << 30);
+    }
 
     #[test]
     fn descriptions_are_read() {

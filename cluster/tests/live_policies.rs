@@ -14,8 +14,8 @@ use policy::cluster::admission::Promises;
 use policy::cluster::catalogue::{self, Slot};
 use policy::cluster::{
     Admission, Admit, Choice, Class, ClusterState, Decision, Drift, FreeGpus, GpuId, GpuType, Job,
-    JobId, JobType, Key, Order, PackScore, Packer, Placer, Policies, Profile, Reason, Sizer, Speed,
-    Tags, UserId, Verdict,
+    JobId, JobType, Key, Order, PackScore, Packer, Past, Placer, Policies, Profile, Reason, Sizer,
+    Speed, Tags, UserId, Verdict,
 };
 
 /// What the policies of one run did.
@@ -238,7 +238,7 @@ fn jobs() -> Vec<(Job, f64)> {
 }
 
 /// Pairs of their kinds that a hook measured earlier.
-fn past() -> Vec<adapt::Past> {
+fn past() -> Vec<Past> {
     let profile = |kind, gpus| {
         let mut profile = Profile::unknown(JobType(kind), gpus, Class::Guaranteed);
         profile.busy = 0.4;

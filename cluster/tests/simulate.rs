@@ -555,11 +555,6 @@ fn every_packer_packs_where_pairs_pay() {
     let mean = |outcome| Report::of(outcome).jct_mean_s;
     let bare = mean(&outcomes[0]);
     for (outcome, choice) in outcomes.iter().zip(&choices).skip(1) {
-        println!(
-            "now: {choice}: {} packs, {:.0} s for {bare:.0}",
-            outcome.packs,
-            mean(outcome)
-        );
         assert!(outcome.packs > 0, "{choice}");
         assert!(
             mean(outcome) < bare,

@@ -6,7 +6,8 @@ local SHARD = 1024 * 1024 * 1024
 -- Memory of the largest GPU of the cluster, in shards; 0: not checked.
 local LARGEST = 0
 -- Hold jobs of one GPU, so that `sublet cluster slurm` chooses node and GPU. Nodes then have to name
--- the types of their GPUs (Gres=gpu:g0:1,gpu:g1:1).
+-- the types of their GPUs (Gres=gpu:g0:1,gpu:g1:1). Jobs that name nodes, features or a reservation,
+-- and arrays, are left to Slurm.
 local HOLD = false
 
 local UNITS = { K = 1024, M = 1024 ^ 2, G = 1024 ^ 3, T = 1024 ^ 4 }
@@ -54,12 +55,49 @@ local function refuse(text)
    return slurm.ERROR
 end
 
+-- Whether something is asked for by the job, socket or task, where only that by the node is ours.
+local function asks_elsewhere(job)
+   for _, text in ipairs({ job.tres_per_job or "", job.tres_per_socket or "", job.tres_per_task or "" }) do
+      if string.find(text, "gpu", 1, true) or string.find(text, "shard", 1, true) then
+         return true
+      end
+   end
+   return false
+end
+
+local function set(text)
+   return text ~= nil and text ~= ""
+end
+
+-- Whether Slurm has to choose the node: the packer would overwrite what the job says of nodes, lose
+-- what else it asks for there, put all tasks of an array onto one GPU, or release what its user
+-- holds.
+local function is_slurms(job)
+   local none = 4294967294
+   return job.priority == 0 or string.find(job.tres_per_node or "", ",", 1, true) ~= nil
+      or set(job.features) or set(job.req_nodes) or set(job.reservation) or set(job.array_inx)
+      or job.shared == 0
+      or (job.het_job_offset ~= nil and job.het_job_offset < none)
+      or (job.min_nodes ~= nil and job.min_nodes < none and job.min_nodes > 1)
+end
+
 function slurm_job_submit(job, partitions, uid)
+   -- The packer's own, by which it knows held jobs.
+   if uid ~= 0 and string.find(job.admin_comment or "", "^sublet:") then
+      return refuse("AdminComment begins with `sublet:`, which only the packer may write")
+   end
    local asked = options_of(job)
-   if next(asked) == nil then
+   local shards, kind = shards_of(job.tres_per_node or job.gres)
+   if next(asked) == nil and shards == nil then
       return slurm.SUCCESS
    end
-   local shards, kind = shards_of(job.tres_per_node or job.gres)
+   -- They go into AdminComment, where a comma would begin another word.
+   if asked.share and not string.find(asked.share, "^ *[%d.]+ *%%? *$") then
+      return refuse("--gpu-share: `" .. asked.share .. "` is no share: write a number above 0 and at most 1, or a percentage")
+   end
+   if asked.class and not string.find(asked.class, "^%a+$") then
+      return refuse("--gpu-class: `" .. asked.class .. "` is no class: write guaranteed or opportunistic")
+   end
    local needed = nil
    if asked.mem then
       local size = bytes(asked.mem)
@@ -74,20 +112,21 @@ function slurm_job_submit(job, partitions, uid)
          return refuse(string.format("--gpu-mem %s takes %d shards, and the job asks for %d: write --gres=shard:%d", asked.mem, needed, shards, needed))
       end
    end
-   local other = string.match(job.tres_per_node or "", "gpu")
-   if shards == nil and other == nil then
+   local elsewhere = asks_elsewhere(job)
+   local whole = string.find(job.tres_per_node or "", "gpu", 1, true)
+   if shards == nil and not whole and not elsewhere then
       if needed == nil then
          return refuse("a share of a GPU takes a part of its memory: add --gpu-mem=8G, or --gres=shard:N")
       end
       shards = needed
       job.tres_per_node = "gres:shard:" .. shards
    end
-   if HOLD and shards and kind == nil and (job.min_nodes == nil or job.min_nodes >= 4294967294 or job.min_nodes <= 1) then
+   if HOLD and shards and shards > 0 and kind == nil and not whole and not elsewhere and not is_slurms(job) then
       -- Without shards until the packer names some of a GPU: 22.05 would add those to what is there.
       job.tres_per_node = ""
       job.priority = 0
       job.admin_comment = string.format("sublet:hold,mem=%s,share=%s,class=%s,shards=%d",
-         asked.mem or "", asked.share or "", asked.class or "", shards)
+         asked.mem or "", (string.gsub(asked.share or "", " ", "")), asked.class or "", shards)
    end
    return slurm.SUCCESS
 end

@@ -3,6 +3,7 @@
 No munge (auth/none), no systemd, no accounting. Daemons are ended by their process ids.
 """
 
+import json
 import os
 import pathlib
 import re
@@ -249,13 +250,19 @@ class Cluster:
                 pass
         return found
 
+    def queue(self):
+        """All jobs by number, as JSON has them: a job's name may look like any line of text."""
+        return {job["job_id"]: job for job in json.loads(self.call("squeue", "--json"))["jobs"]}
+
     def job(self, number):
-        """What `scontrol show job` says, by field."""
+        """What `scontrol show job` says, by field; the first of a name counts."""
         done = self.call("scontrol", "-o", "-d", "show", "job", number, check=False)
-        return dict(re.findall(r"(\S+?)=(\S*)", done.stdout))
+        return dict(reversed(re.findall(r"(\S+?)=(\S*)", done.stdout)))
 
     def state(self, number):
-        return self.job(number).get("JobState", "gone")
+        job = self.queue().get(number, {})
+        # A list where Slurm is newer.
+        return "".join(job.get("job_state", "gone"))
 
     def submit(self, script, *options, env=()):
         """The number of a batch job."""

@@ -1,18 +1,25 @@
 //! The words behind the plugin's path in plugstack.conf.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use control::{parse_bytes, parse_span, paths};
 
 /// Where a package puts the preload library.
 const LIBRARY: &str = "/usr/lib/sublet/libsublet.so";
-/// Where distributions put the driver.
-const DRIVERS: [&str; 4] = [
-    "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
-    "/usr/lib64/libcuda.so.1",
-    "/usr/lib/libcuda.so.1",
-    "/usr/local/nvidia/lib64/libcuda.so.1",
+/// Where distributions, container runtimes and WSL put the driver: as `sublet run` looks for it.
+const DRIVER_DIRS: [&str; 11] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/lib64",
+    "/lib",
+    "/usr/local/nvidia/lib64",
+    "/usr/lib64/nvidia",
+    "/usr/local/cuda/compat",
+    "/run/opengl-driver/lib",
+    "/usr/lib/wsl/lib",
 ];
 /// TIMEOUT: an arbiter answers in milliseconds, and waits a second for a slow disk. A step should
 /// not be held up for longer.
@@ -104,7 +111,8 @@ impl Arguments {
         if let Some(driver) = &self.driver {
             return Ok(driver.clone());
         }
-        let found = DRIVERS.iter().map(PathBuf::from).find(|path| path.exists());
+        let usual = DRIVER_DIRS.map(|dir| Path::new(dir).join("libcuda.so.1"));
+        let found = usual.into_iter().find(|path| path.exists());
         found.ok_or_else(|| {
             "this node has no libcuda.so.1 in the usual places: give driver=FILE in plugstack.conf"
                 .into()

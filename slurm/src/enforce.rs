@@ -30,6 +30,11 @@ pub fn preload(file: &Path) -> Result<(), String> {
             "enforce={shown}: this node has no {PRELOAD} to lay it over: create an empty one"
         ));
     }
+    if let Some(hidden) = hidden(&read(Path::new(PRELOAD))?, &read(file)?) {
+        return Err(format!(
+            "enforce={shown}: this node preloads {hidden} by {PRELOAD}, which it would hide: name it in {shown}, too"
+        ));
+    }
     let none: Option<&str> = None;
     unshare(CloneFlags::CLONE_NEWNS)
         .map_err(|errno| format!("no mount namespace for the task: {errno}"))?;
@@ -41,11 +46,44 @@ pub fn preload(file: &Path) -> Result<(), String> {
     Ok(())
 }
 
+fn read(file: &Path) -> Result<String, String> {
+    let bytes = fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A library of the node that `own` lacks. Words are apart by spaces or colons, and a `#` begins a
+/// remark.
+fn hidden<'a>(node: &'a str, own: &str) -> Option<&'a str> {
+    fn libraries(text: &str) -> impl Iterator<Item = &str> {
+        let words = |line| str::split(line, [' ', '\t', ':']).filter(|word| !word.is_empty());
+        let lines = text.lines();
+        lines.flat_map(move |line| words(line.split('#').next().unwrap_or(line)))
+    }
+    libraries(node).find(|library| !libraries(own).any(|known| known == *library))
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn what_the_node_preloads_is_not_hidden() {
+        let own = "/lib/libsublet.so /lib/audit.so\n";
+        for node in [
+            "",
+            "\n# /lib/x.so\n",
+            "/lib/audit.so\n",
+            "/lib/audit.so:/lib/libsublet.so",
+        ] {
+            assert_eq!(hidden(node, own), None, "{node}");
+        }
+        assert_eq!(
+            hidden("/lib/audit.so\n/lib/trace.so # x\n", own),
+            Some("/lib/trace.so")
+        );
+    }
 
     #[test]
     fn a_file_that_others_can_change_is_refused() {

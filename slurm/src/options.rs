@@ -1,5 +1,7 @@
 //! What a user asks for: `--gpu-mem`, `--gpu-share`, `--gpu-class`.
 
+use control::kinds::Share;
+use control::setting::Kind as _;
 use control::{Class, parse_bytes};
 
 /// The options of one job or step; `None`: not given.
@@ -35,12 +37,8 @@ impl Asked {
                 self.mem_bytes = Some(bytes.map_err(|error| format!("--gpu-mem: {error}"))?);
             }
             SHARE => {
-                let share = text.parse::<f64>().ok();
-                let share = share.filter(|share| *share > 0.0 && *share <= 1.0);
-                let share = share.ok_or_else(|| {
-                    format!("--gpu-share is `{text}`: write a number above 0 and at most 1")
-                })?;
-                self.share = Some(share);
+                let share = Share::parse(text);
+                self.share = Some(share.map_err(|error| format!("--gpu-share: {error}"))?);
             }
             CLASS => {
                 let class = text.parse::<Class>();
@@ -69,6 +67,8 @@ mod tests {
             class: Some(Class::Opportunistic),
         };
         assert_eq!(asked, expected);
+        asked.take(SHARE, "50%").unwrap();
+        assert_eq!(asked.share, Some(0.5));
     }
 
     #[test]
@@ -78,8 +78,9 @@ mod tests {
             (MEM, "much", "`much`"),
             (MEM, "0G", "--gpu-mem"),
             (MEM, "-1G", "`-1G`"),
-            (SHARE, "0", "--gpu-share is `0`"),
+            (SHARE, "0", "--gpu-share: `0`"),
             (SHARE, "1.5", "at most 1"),
+            (SHARE, "150%", "`150%`"),
             (SHARE, "NaN", "`NaN`"),
             (SHARE, "", "``"),
             (CLASS, "best", "`best`"),

@@ -12,6 +12,8 @@ use crate::options::Asked;
 const EXTERN: u32 = 0xffff_fffc;
 /// The batch script (SLURM_BATCH_SCRIPT).
 const BATCH: u32 = 0xffff_fffb;
+/// The shell of `salloc` (SLURM_INTERACTIVE_STEP).
+const INTERACTIVE: u32 = 0xffff_fffa;
 /// From this release on a step's gres is written `gres/shard:1`, before as `gres:shard:1`.
 const SLASH_SINCE: u32 = 0x17_0b_00;
 
@@ -40,7 +42,7 @@ impl Step {
         let first = |names: &[&str]| names.iter().find_map(|name| var(name));
         // The host's numbers first: with ConstrainDevices the job's own begin at 0. Of these two
         // Slurm sets the one of this kind of step; the other one may be the user's.
-        let own = if step == BATCH {
+        let own = if is_jobs_own(step) {
             "SLURM_JOB_GPUS"
         } else {
             "SLURM_STEP_GPUS"
@@ -63,11 +65,6 @@ impl Step {
         }
     }
 
-    /// It is the batch script.
-    pub fn is_batch(&self) -> bool {
-        self.step == BATCH
-    }
-
     /// What the arbiter is asked for; `None`: nothing of this step is ours.
     ///
     /// # Errors
@@ -81,6 +78,14 @@ impl Step {
                 "job {} asks for a part of a GPU and has none: add --gres=shard:N, one shard for each {}",
                 self.job,
                 short_bytes(arguments.shard_bytes)
+            ));
+        }
+        if self.devices.len() > 1 && self.shards.is_some() {
+            // How many of them are on which GPU nobody says, and each would get the whole quota.
+            return Err(format!(
+                "job {}: its shards are on GPUs {}, and a quota is that of one GPU: ask for no more shards than one GPU has",
+                self.job,
+                self.devices.join(", ")
             ));
         }
         let most = self
@@ -118,6 +123,11 @@ impl Step {
             ..JobSpec::default()
         }))
     }
+}
+
+/// Whether Slurm says by the job's variables which devices a step has.
+fn is_jobs_own(step: u32) -> bool {
+    matches!(step, BATCH | INTERACTIVE)
 }
 
 /// The variable in which Slurm lists the nodes of a step; others like it may be the user's.
@@ -255,7 +265,7 @@ pub fn variables(
 /// The variable by which steps of a job with typed shards find them: `srun` refuses to start one
 /// that asks by type.
 pub fn step_gres(step: &Step, release: u32) -> Option<(&'static str, String)> {
-    let shards = step.shards.filter(|_| step.is_batch())?;
+    let shards = step.shards.filter(|_| is_jobs_own(step.step))?;
     let between = if release >= SLASH_SINCE { '/' } else { ':' };
     Some(("SLURM_STEP_GRES", format!("gres{between}shard:{shards}")))
 }
@@ -307,11 +317,13 @@ mod tests {
             _ => None,
         };
         let of = |step| Step::of((7, step, 1000), "n1", var).devices;
+        let (job, step) = (vec!["1".to_owned()], vec!["2".to_owned()]);
         assert_eq!(
-            (of(BATCH), of(0)),
-            (vec!["1".to_owned()], vec!["2".to_owned()])
+            (of(BATCH), of(INTERACTIVE), of(0)),
+            (job.clone(), job, step)
         );
         assert_eq!(node_list(BATCH), "SLURM_JOB_NODELIST");
+        assert_eq!(node_list(INTERACTIVE), "SLURM_STEP_NODELIST");
         assert_eq!(node_list(3), "SLURM_STEP_NODELIST");
     }
 
@@ -353,6 +365,12 @@ mod tests {
             error.contains("more than its 4 shards") && error.contains("5 shards"),
             "{error}"
         );
+        // On two GPUs each of them would get all of it.
+        let two = [("SLURM_SHARDS_ON_NODE", "4"), ("SLURM_STEP_GPUS", "0,1")];
+        let error = step(&two).spec(&Asked::default(), &arguments());
+        assert!(error.unwrap_err().contains("GPUs 0, 1"));
+        let whole = step(&[("SLURM_STEP_GPUS", "0,1")]).spec(&more, &arguments());
+        assert_eq!(whole.unwrap().unwrap().settings.devices().len(), 2);
         let huge = [
             ("SLURM_SHARDS_ON_NODE", "18446744073709551615"),
             ("CUDA_VISIBLE_DEVICES", "1"),

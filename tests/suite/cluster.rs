@@ -2,6 +2,7 @@
 
 mod processes;
 mod rights;
+mod slurm;
 mod strangers;
 
 use std::collections::BTreeSet;

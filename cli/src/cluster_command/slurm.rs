@@ -5,14 +5,15 @@
 //! may be away for a while.
 
 use std::io::{self, Read, Write};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
-use cluster::live::http::client::Client;
+use anyhow::{Context, anyhow, bail};
+use cluster::live::http::client::{Client, ClientError};
 use cluster::live::placement::Decided;
-use cluster::live::slurm::{self, At, Phase};
+use cluster::live::slurm::{self, Gpu, Phase, Places, QueuedJob};
 use cluster::live::wire::HookStatus;
 
 use super::args::SlurmPacker;
@@ -20,8 +21,8 @@ use super::args::SlurmPacker;
 /// TIMEOUT: a slurmctld that is busy answers within seconds; one that is away is asked again in the
 /// next pass.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Of what a program prints, in bytes: jobs of a large cluster.
-const MOST_PRINTED: u64 = 256 << 20;
+/// Of what a program prints, in bytes: a job takes 4 KiB of JSON, so that is 250,000 of them.
+const MOST_PRINTED: u64 = 1 << 30;
 
 /// # Errors
 /// A flag is wrong, or with `--once` the pass has failed.
@@ -57,10 +58,14 @@ fn say(line: &str) {
 
 /// Decides about every held job; returns how many were released.
 fn pass(args: &SlurmPacker) -> anyhow::Result<usize> {
-    let mut jobs = slurm::jobs(&scontrol(args, &["-o", "-d", "show", "job"])?);
+    let queue = squeue(args, &["--json"])?;
+    let mut jobs = slurm::jobs(&queue).map_err(|error| {
+        anyhow!("`squeue --json` prints no queue; Slurm has to be built with JSON: {error}")
+    })?;
+    drop(queue);
     let mut released = 0;
     for job in jobs.iter().filter(|job| job.phase == Phase::Decided) {
-        released += usize::from(release(args, job.id, &job.comment));
+        released += usize::from(release(args, job));
     }
     if !jobs.iter().any(|job| job.phase == Phase::Held) {
         return Ok(released);
@@ -68,54 +73,95 @@ fn pass(args: &SlurmPacker) -> anyhow::Result<usize> {
     let gpus = slurm::gpus(&scontrol(args, &["-o", "show", "node"])?);
     let mut hook: Client = super::client(&args.hook)?;
     let status: HookStatus = hook.ask("GET", "/v1/status", None::<&()>)?;
-    for at in 0..jobs.len() {
-        if jobs[at].phase != Phase::Held {
-            continue;
-        }
-        let job = jobs[at].clone();
-        let (asked, behind) = slurm::question(&job, &gpus, &jobs, &status.nodes, args.shard);
-        let decided = if asked.candidates.is_empty() {
-            Decided {
-                reason: format!("no GPU has {} free shards", job.shards),
-                ..Decided::default()
-            }
-        } else {
-            hook.ask("POST", "/v1/decide", Some(&asked))?
-        };
-        let chosen = asked.candidates.iter().position(|candidate| {
-            candidate.node == decided.node && candidate.uuid == decided.device
-        });
-        let Some(chosen) = chosen else {
-            if let Some(words) = slurm::waits(&job, &decided.reason) {
-                update(args, &words, job.id);
-            }
-            continue;
-        };
-        // The job may be gone meanwhile, or Slurm refuse: the others are decided all the same.
-        let words = slurm::update(&job, &behind[chosen], &decided);
-        if !update(args, &words, job.id) || !release(args, job.id, slurm::comment_of(&words)) {
-            continue;
-        }
-        say(&format!(
-            "job {} goes to {} {}: {}",
-            job.id, decided.node, decided.device, decided.reason
-        ));
-        released += 1;
-        // The next one is decided with this one there.
-        jobs[at].phase = Phase::Released;
-        let kind = At::Kind(behind[chosen].kind.clone());
-        jobs[at].at = Some((decided.node.clone(), kind));
+    let mut places = Places::of(gpus, &jobs, &status.nodes, args.shard);
+    for job in jobs.iter_mut().filter(|job| job.phase == Phase::Held) {
+        released += usize::from(place(args, job, &mut places, &mut hook)?);
     }
     Ok(released)
 }
 
-fn release(args: &SlurmPacker, job: u64, comment: &str) -> bool {
-    if let Err(error) = scontrol(args, &["release", &job.to_string()]) {
-        say(&format!("job {job} cannot be released: {error:#}"));
+/// Decides about one job; says whether it was released.
+///
+/// # Errors
+/// The hook is not there for any of them.
+fn place(
+    args: &SlurmPacker,
+    job: &mut QueuedJob,
+    places: &mut Places,
+    hook: &mut Client,
+) -> anyhow::Result<bool> {
+    let waits = |reason: &str| {
+        if let Some(words) = slurm::waits(job, reason) {
+            update(args, &words, job.id);
+        }
+        Ok(false)
+    };
+    if let Some(why) = job.for_slurm {
+        return waits(&format!("{why}: give it shards and release it by hand"));
+    }
+    let (asked, behind) = places.question(job);
+    if asked.candidates.is_empty() {
+        return waits(&format!("no GPU has {} free shards", job.shards));
+    }
+    let decided: Decided = match hook.ask("POST", "/v1/decide", Some(&asked)) {
+        Ok(decided) => decided,
+        // About this job: the others are asked about all the same.
+        Err(error @ (ClientError::Refused { .. } | ClientError::Nonsense { .. })) => {
+            let reason = format!("the hook says: {error}");
+            if slurm::waits(job, &reason).is_some() {
+                say(&format!("job {} waits: {reason}", job.id));
+            }
+            return waits(&reason);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let chosen = asked
+        .candidates
+        .iter()
+        .position(|candidate| candidate.node == decided.node && candidate.uuid == decided.device);
+    let Some(gpu) = chosen.and_then(|chosen| behind.get(chosen)) else {
+        return waits(&decided.reason);
+    };
+    let gpu = Gpu::clone(gpu);
+    // The job may be gone meanwhile, changed by its user, or Slurm refuses: the others are decided
+    // all the same.
+    if !is_still_held(args, job.id) {
+        return Ok(false);
+    }
+    let words = slurm::update(job, &gpu, &decided);
+    if !update(args, &words, job.id) {
+        return Ok(false);
+    }
+    // Slurm has it there, released or not: the next one is decided with this one there.
+    slurm::updated(job, &gpu, &words);
+    places.put(job);
+    if !release(args, job) {
+        return Ok(false);
+    }
+    say(&format!(
+        "job {} goes to {} {}: {}",
+        job.id, decided.node, decided.device, decided.reason
+    ));
+    Ok(true)
+}
+
+/// Whether a job is as the queue had it.
+fn is_still_held(args: &SlurmPacker, job: u64) -> bool {
+    let id = job.to_string();
+    match squeue(args, &["-h", "-j", &id, "-O", slurm::HELD_COLUMNS]) {
+        Ok(line) => slurm::still_held(&line, job),
+        // It has ended.
+        Err(_) => false,
+    }
+}
+
+fn release(args: &SlurmPacker, job: &QueuedJob) -> bool {
+    if let Err(error) = scontrol(args, &["release", &job.id.to_string()]) {
+        say(&format!("job {} cannot be released: {error:#}", job.id));
         return false;
     }
-    if let Some(words) = slurm::settled(job, comment) {
-        update(args, &words, job);
+    if let Some(words) = slurm::settled(job) {
+        update(args, &words, job.id);
     }
     true
 }
@@ -132,23 +178,40 @@ fn update(args: &SlurmPacker, words: &[String], job: u64) -> bool {
     }
 }
 
-/// What `scontrol` prints, within [`PATIENCE`].
+/// What `scontrol` prints.
 fn scontrol(args: &SlurmPacker, words: &[&str]) -> anyhow::Result<String> {
-    let program = args.scontrol.display();
-    let mut child = Command::new(&args.scontrol)
+    printed(&args.scontrol, words)
+}
+
+/// What `squeue` prints, which lies beside `scontrol`.
+fn squeue(args: &SlurmPacker, words: &[&str]) -> anyhow::Result<String> {
+    printed(&args.scontrol.with_file_name("squeue"), words)
+}
+
+/// What one of Slurm's programs prints, within [`PATIENCE`].
+fn printed(program: &Path, words: &[&str]) -> anyhow::Result<String> {
+    let mut child = Command::new(program)
         .args(words)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .with_context(|| format!("{program} cannot be started (give --scontrol FILE)"))?;
+        .with_context(|| {
+            format!(
+                "{} cannot be started (give --scontrol FILE)",
+                program.display()
+            )
+        })?;
+    let program = program.display();
     let read = |pipe: Option<Box<dyn Read + Send>>| {
         thread::spawn(move || {
             let mut bytes = Vec::new();
             if let Some(pipe) = pipe {
                 let _ = pipe.take(MOST_PRINTED).read_to_end(&mut bytes);
             }
-            String::from_utf8_lossy(&bytes).into_owned()
+            // A job's name may be any bytes.
+            String::from_utf8(bytes)
+                .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
         })
     };
     let out = read(child.stdout.take().map(|pipe| Box::new(pipe) as _));
@@ -169,6 +232,10 @@ fn scontrol(args: &SlurmPacker, words: &[&str]) -> anyhow::Result<String> {
         out.join().unwrap_or_default(),
         err.join().unwrap_or_default(),
     );
+    // CAST: it is within the bound.
+    if out.len() as u64 >= MOST_PRINTED {
+        bail!("{program} {} prints more than 1 GiB", words.join(" "));
+    }
     if !status.success() {
         let said = err.lines().next().unwrap_or("it says nothing");
         bail!("{program} {}: {said}", words.join(" "));

@@ -10,12 +10,9 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use policy::cluster::catalogue::{Busy, Context};
 use policy::cluster::{
-    ClusterState, FreeGpus, GpuId, GpuType, Job, JobId, PackScore, Packer, PairTable, Placer,
+    ClusterState, FreeGpus, GpuId, GpuType, Job, JobId, PackScore, Packer, PairTable, Past, Placer,
     Policies, Profile, Reason, Scheduler, Tags, Verdict,
 };
-
-/// A pair of kinds that was measured, host first, with what was metered of each by itself.
-pub type Past = (GpuType, Profile, Profile, [f64; 2]);
 
 /// What policies can count on in a live cluster: what it meters and has measured, and no more.
 #[must_use]
@@ -215,6 +212,10 @@ impl Packer for LivePacker {
         measured: [f64; 2],
     ) -> Verdict {
         self.inner.observe(host, joiner, kind, measured)
+    }
+
+    fn remember(&mut self, pairs: &[Past]) {
+        self.inner.remember(pairs);
     }
 
     fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {

@@ -219,18 +219,19 @@ impl Store {
                 orders.remove((node.as_str(), *seq))?;
             }
             let mut pairs = transaction.open_table(PAIRS)?;
-            for pair in &changes.pairs {
-                pairs.insert(pair_key(pair).as_str(), json(pair).as_slice())?;
-            }
+            // What made way and was measured again is there.
             for key in &changes.dropped_pairs {
                 pairs.remove(key.as_str())?;
             }
-            let mut solos = transaction.open_table(SOLOS)?;
-            for (key, solo) in &changes.solos {
-                solos.insert(key.as_str(), json(solo).as_slice())?;
+            for pair in &changes.pairs {
+                pairs.insert(pair_key(pair).as_str(), json(pair).as_slice())?;
             }
+            let mut solos = transaction.open_table(SOLOS)?;
             for key in &changes.dropped_solos {
                 solos.remove(key.as_str())?;
+            }
+            for (key, solo) in &changes.solos {
+                solos.insert(key.as_str(), json(solo).as_slice())?;
             }
             let mut log = transaction.open_table(LOG)?;
             for line in &changes.log {
@@ -311,7 +312,7 @@ pub fn random_word() -> Result<String, getrandom::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::live::records::JobRecord;
+    use crate::live::records::{JobRecord, PairRecord, Solo};
     use crate::live::wire::{Order, RunId, What};
 
     #[test]
@@ -355,6 +356,29 @@ mod tests {
             (second.cluster, second.epoch)
         );
         assert_ne!(first.nonce, second.nonce);
+    }
+
+    #[test]
+    fn what_made_way_and_was_measured_again_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let pair = PairRecord {
+            gpu: "T4".into(),
+            gpus: 1,
+            ..PairRecord::default()
+        };
+        let solo = ("T4\n1\na".to_owned(), Solo::default());
+        let changes = Changes {
+            dropped_pairs: vec![pair_key(&pair)],
+            dropped_solos: vec![solo.0.clone()],
+            pairs: vec![pair.clone()],
+            solos: vec![solo.clone()],
+            ..Changes::default()
+        };
+        let (mut store, ..) = Store::open(dir.path(), 1).unwrap();
+        store.commit(&changes, false).unwrap();
+        drop(store);
+        let (_, kept, _) = Store::open(dir.path(), 2).unwrap();
+        assert_eq!((kept.pairs, kept.solos), (vec![pair], vec![solo]));
     }
 
     #[test]

@@ -522,7 +522,11 @@ pub struct KindView {
     pub kind: String,
     /// The program and its arguments.
     pub command: Vec<String>,
-    /// Variables for it.
+    /// Names of its variables.
+    pub variables: Vec<String>,
+    /// What a caller knows of their values; the hook says none, as they may be secrets.
+    #[serde(skip)]
+    #[schema(ignore)]
     pub env: BTreeMap<String, String>,
     /// Where it runs; empty: in a directory of its own.
     pub dir: String,

@@ -45,7 +45,7 @@ pub use decision::{Decision, Reason};
 pub use free::FreeGpus;
 pub use job::{Class, Job, JobId, JobType, Phase, Profile, Run, Speed, UserId};
 pub use order::{Drift, Key, Order};
-pub use packer::{PackScore, Packer, Verdict};
+pub use packer::{PackScore, Packer, Past, Verdict};
 pub use placer::Placer;
 pub use random::Random;
 pub use round_allocator::{RoundAllocator, Turn};

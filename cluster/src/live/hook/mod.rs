@@ -18,6 +18,7 @@ mod decide;
 mod jobs;
 mod nodes;
 mod pairs;
+mod past;
 mod place;
 mod rebuild;
 #[cfg(test)]
@@ -30,15 +31,15 @@ use std::path::Path;
 
 use control::{Class, ControlError, ErrorCode};
 use policy::PolicyError;
-use policy::cluster::catalogue::Context;
-use policy::cluster::{Choice, ClusterState, JobId, Scheduler};
+use policy::cluster::{Choice, ClusterState, JobId, Past, Scheduler};
 
-use super::adapt::{self, Past, Shared};
+use super::adapt::{self, Shared};
 use super::clock::{Clock, Now, Reading};
-use super::placement::JobProfile;
-use super::records::{Changes, JobRecord, Kept, NodeRecord, PairRecord, Solo};
+use super::records::{Changes, JobRecord, Kept, NodeRecord};
 use super::store::{Store, StoreError};
 use super::wire::{DecisionView, HookId, Order, RunId, WaitMatrix, What};
+use past::{Pairs, Solos};
+use place::Resident;
 use trial::{Trial, Watch};
 
 /// The assumed solo duration of a job whose owner gives none, in seconds: only orders by remaining
@@ -146,7 +147,7 @@ struct NodeEntry {
     up: bool,
     waits: Vec<WaitMatrix>,
     /// Jobs of each device, as last reported.
-    residents: BTreeMap<String, Vec<JobProfile>>,
+    residents: BTreeMap<String, Vec<Resident>>,
 }
 
 /// The hook.
@@ -173,8 +174,8 @@ pub struct Hook {
     users: Names,
     /// Orders that are not acknowledged, by node.
     orders: BTreeMap<String, BTreeMap<u64, Order>>,
-    pairs: BTreeMap<(String, u32, [String; 2]), PairRecord>,
-    solos: BTreeMap<String, Solo>,
+    pairs: Pairs,
+    solos: Solos,
     watches: BTreeMap<u64, Watch>,
     trials: BTreeMap<(u64, u64), Trial>,
     /// Held back for a moment, so that the job beside it can be measured solo.
@@ -224,17 +225,13 @@ impl Names {
     }
 }
 
-fn scheduler_of(
-    config: &Config,
-    shared: &Shared,
-    context: &Context,
-    past: Vec<Past>,
-) -> Result<Scheduler, PolicyError> {
-    let mut policies = config.choice.policies(context)?;
+/// By what was measured; where that is too little for a policy, as if pairs had been, for then they
+/// will be.
+fn scheduler_of(config: &Config, shared: &Shared, past: &[Past]) -> Result<Scheduler, PolicyError> {
+    let measured = config.choice.policies(&adapt::context(past));
+    let mut policies = measured.or_else(|_| config.choice.policies(&adapt::context_to_be()))?;
     if let Some(packer) = &mut policies.packer {
-        for (kind, host, joiner, rates) in past {
-            packer.observe(&host, &joiner, kind, rates);
-        }
+        packer.remember(past);
     }
     Ok(adapt::scheduler(policies, shared, config.seed))
 }
@@ -248,8 +245,7 @@ impl Hook {
         let opened = now.into();
         let unix_ms = opened.unix_ms;
         let shared = Shared::default();
-        let scheduler = scheduler_of(&config, &shared, &adapt::context_to_be(), Vec::new())
-            .map_err(OpenError::Policy)?;
+        let scheduler = scheduler_of(&config, &shared, &[]).map_err(OpenError::Policy)?;
         let (store, kept, id) = Store::open(dir, unix_ms)?;
         let Kept {
             nodes,

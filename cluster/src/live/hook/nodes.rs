@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use control::{ControlError, ErrorCode};
 
+use super::place::residents;
 use super::{Hook, NodeEntry, invalid, refuse};
 use crate::live::clock::Now;
 use crate::live::records::NodeRecord;
@@ -216,9 +217,8 @@ impl Hook {
         }
         if let Some(arbiter) = &report.arbiter {
             self.on_metered(name, arbiter, &report.runs);
-            let residents = self.residents(arbiter);
             if let Some(entry) = self.nodes.get_mut(name) {
-                entry.residents = residents;
+                entry.residents = residents(&entry.record, arbiter);
             }
         }
         let mut settled = Vec::new();

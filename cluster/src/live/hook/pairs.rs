@@ -4,32 +4,44 @@ use std::collections::BTreeMap;
 
 use control::ControlError;
 
-use super::{Hook, invalid, refuse};
+use super::{Hook, MEASURED_KEPT, invalid, refuse};
 use crate::live::clock::Now;
 use crate::live::records::PairRecord;
 use crate::live::wire::{Fed, FedPair, Feed, KindView, MAX_LABEL_BYTES};
 
 /// Pairs of one request at most.
 const MAX_FED: usize = 4096;
-/// Pairs of the table at most, where others fill it.
-const MAX_PAIRS: usize = 65_536;
+/// What the kinds of one answer take at most, in bytes: those that were submitted last are in it.
+const MAX_KINDS_BYTES: usize = 4 << 20;
 
 impl Hook {
-    /// Kinds of all jobs that are remembered, each as one of it was submitted last.
+    /// Kinds of all jobs that are remembered, each as one of it was submitted last. Of variables
+    /// only the names: their values may be secrets of whose job it was.
     #[must_use]
     pub fn kinds(&self) -> Vec<KindView> {
         let mut kinds = BTreeMap::new();
-        for record in self.jobs.values() {
+        let mut bytes = 0usize;
+        for record in self.jobs.values().rev() {
             let asked = &record.submission;
+            if kinds.contains_key(&asked.kind) {
+                continue;
+            }
             let view = KindView {
                 kind: asked.kind.clone(),
                 command: asked.command.clone(),
-                env: asked.env.clone(),
+                variables: asked.env.keys().cloned().collect(),
                 dir: asked.dir.clone(),
                 gpus: asked.gpus,
                 mem_bytes: asked.mem_bytes,
                 submitted_unix_ms: record.submitted_unix_ms,
+                ..KindView::default()
             };
+            let words = view.command.iter().chain(&view.variables);
+            let words: usize = words.map(String::len).sum();
+            bytes += view.kind.len() + view.dir.len() + words;
+            if bytes > MAX_KINDS_BYTES {
+                break;
+            }
             kinds.insert(view.kind.clone(), view);
         }
         kinds.into_values().collect()
@@ -64,10 +76,10 @@ impl Hook {
             table.insert(key(&record), record.clone());
             written.push(record);
         }
-        if table.len() > MAX_PAIRS {
+        if table.len() > MEASURED_KEPT {
             return Err(refuse(
                 format!("the table would have {} pairs", table.len()),
-                "it holds 65536: use fewer kinds of job",
+                "it holds 4096: use fewer kinds of job",
             ));
         }
         for record in &written {

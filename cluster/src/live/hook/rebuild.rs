@@ -4,24 +4,13 @@
 use std::collections::BTreeSet;
 
 use policy::cluster::{
-    ClusterState, Decision, GpuId, GpuType, Job, JobId, JobType, Node, Profile, Speed, UserId,
+    ClusterState, Decision, GpuId, GpuType, Job, JobId, JobType, Node, Past, Profile, Speed, UserId,
 };
 
+use super::past::{as_metered, past};
 use super::{Hook, UNKNOWN_WORK_S, policy_class, scheduler_of};
-use crate::live::adapt::{self, Facts, Past};
+use crate::live::adapt::Facts;
 use crate::live::records::{Metered, solo_key};
-
-/// A profile with what was metered of its kind.
-fn as_metered(mut profile: Profile, metered: &Metered) -> Profile {
-    (profile.busy, profile.mem_busy) = (metered.busy, metered.mem_busy);
-    // A quota is what it may come to.
-    if profile.persistent_bytes == 0 {
-        (profile.persistent_bytes, profile.ephemeral_bytes) =
-            (metered.persistent_bytes, metered.ephemeral_bytes);
-    }
-    profile.iteration_s = metered.iteration_s;
-    profile.sane()
-}
 
 impl Hook {
     /// Into the policies' view, as a waiting job.
@@ -131,6 +120,10 @@ impl Hook {
     /// over, each where its node has it.
     pub(super) fn rebuild(&mut self) {
         self.keep_progress();
+        (self.kinds, self.users, self.gpu_types) = Default::default();
+        for key in self.solos.keys() {
+            self.gpu_types.number(key.split('\n').next().unwrap_or(key));
+        }
         let holding: BTreeSet<&str> = self
             .jobs
             .values()
@@ -167,16 +160,9 @@ impl Hook {
             }
         }
         *self.shared.facts() = facts;
-        (self.kinds, self.users) = Default::default();
         let past = self.past();
         // What was accepted at the start is still there.
-        let context = adapt::context(&past);
-        let accepted = if self.config.choice.policies(&context).is_ok() {
-            context
-        } else {
-            adapt::context_to_be()
-        };
-        if let Ok(scheduler) = scheduler_of(&self.config, &self.shared, &accepted, past) {
+        if let Ok(scheduler) = scheduler_of(&self.config, &self.shared, &past) {
             self.scheduler = scheduler;
         }
         self.state = ClusterState::new(nodes);
@@ -249,28 +235,10 @@ impl Hook {
 
     /// Measured pairs, as a packer takes them.
     pub(super) fn past(&mut self) -> Vec<Past> {
-        let mut all = Vec::new();
-        for pair in self.pairs.values() {
-            // CAST: as many as there are types of GPU.
-            let kind = GpuType(self.gpu_types.number(&pair.gpu) as u16);
-            let mut profile = |kind: &str| {
-                let unknown = Profile::unknown(
-                    JobType(self.kinds.number(kind)),
-                    pair.gpus,
-                    policy::Class::Guaranteed,
-                );
-                let seen = self.solos.get(&solo_key(&pair.gpu, pair.gpus, kind));
-                let metered = seen.and_then(|solo| solo.metered);
-                metered.map_or(unknown, |metered| as_metered(unknown, &metered))
-            };
-            all.push((
-                kind,
-                profile(&pair.kinds[0]),
-                profile(&pair.kinds[1]),
-                pair.rates,
-            ));
-        }
-        all
+        let types = &mut self.gpu_types;
+        // CAST: as many as there are types of GPU, of nodes and of what is kept.
+        let number = |name: &str| [GpuType(types.number(name) as u16)];
+        past(&self.pairs, &self.solos, &mut self.kinds, number)
     }
 
     /// Which GPUs strangers are on, and how long a request would wait there, for the placer.

@@ -83,10 +83,7 @@ impl Packer for Greedy {
         measured: [f64; 2],
     ) -> Verdict {
         self.own.note(host, joiner, kind, measured);
-        match self.refused(host, joiner, kind) {
-            Some(reason) => Verdict::Unpack(reason),
-            None => Verdict::Keep,
-        }
+        self.refused(host, joiner, kind).into()
     }
     fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {
         self.own.below(host, joiner, kind, self.least)

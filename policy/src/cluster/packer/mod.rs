@@ -39,6 +39,16 @@ pub enum Verdict {
     Unpack(Reason),
 }
 
+impl From<Option<Reason>> for Verdict {
+    fn from(refused: Option<Reason>) -> Self {
+        refused.map_or(Self::Keep, Self::Unpack)
+    }
+}
+
+/// A pair of kinds that was measured on a type of GPU, host first, each at its speed relative to
+/// being alone.
+pub type Past = (GpuType, Profile, Profile, [f64; 2]);
+
 /// The slot "who shares a GPU with whom?". Only jobs with the same number of GPUs are ever asked
 /// about, two to a GPU.
 pub trait Packer: Send {
@@ -56,6 +66,12 @@ pub trait Packer: Send {
         kind: GpuType,
         measured: [f64; 2],
     ) -> Verdict;
+    /// Takes note of what was measured before this packer was made: all pairs at once.
+    fn remember(&mut self, pairs: &[Past]) {
+        for (kind, host, joiner, measured) in pairs {
+            self.observe(host, joiner, *kind, *measured);
+        }
+    }
     /// Why this pair was refused after a measurement, where it was.
     fn refused(&self, _host: &Profile, _joiner: &Profile, _kind: GpuType) -> Option<Reason> {
         None

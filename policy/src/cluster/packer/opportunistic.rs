@@ -90,10 +90,7 @@ impl Packer for Opportunistic {
         measured: [f64; 2],
     ) -> Verdict {
         self.measured.note(host, joiner, kind, measured);
-        match self.refused(host, joiner, kind) {
-            Some(reason) => Verdict::Unpack(reason),
-            None => Verdict::Keep,
-        }
+        self.refused(host, joiner, kind).into()
     }
     fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {
         let [rate, _] = self.measured.of(host, joiner, kind)?;

@@ -10,7 +10,7 @@
 use std::fmt::Write as _;
 
 use super::measured::Measured;
-use super::{PackScore, Packer, Verdict, fits};
+use super::{PackScore, Packer, Past, Verdict, fits};
 use crate::PolicyError;
 use crate::cluster::catalogue::Entry;
 use crate::cluster::{GpuType, Manner, Objective, Profile, Reason, Tags};
@@ -295,9 +295,13 @@ impl Packer for ScoreTree {
         self.measured.note(host, joiner, kind, measured);
         self.count(host, joiner, measured);
         self.regrow();
-        match self.refused(host, joiner, kind) {
-            Some(reason) => Verdict::Unpack(reason),
-            None => Verdict::Keep,
+        self.refused(host, joiner, kind).into()
+    }
+    /// The tree was grown from them where it was built: they count once, and no tree is grown for
+    /// each of them.
+    fn remember(&mut self, pairs: &[Past]) {
+        for (kind, host, joiner, measured) in pairs {
+            self.measured.note(host, joiner, *kind, *measured);
         }
     }
     fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {
@@ -333,6 +337,23 @@ mod tests {
     fn speeds(a: &Profile, b: &Profile, random: &mut Random) -> [f64; 2] {
         let speed = 1.0 / (a.busy + b.busy).max(1.0);
         [0, 1].map(|_| speed * (1.0 + 0.03 * random.normal()))
+    }
+
+    #[test]
+    fn pairs_that_it_was_grown_from_count_once_and_bad_ones_are_refused() {
+        let known = world(1);
+        let mut random = Random::new(3);
+        let pairs: Vec<Past> = known
+            .iter()
+            .map(|a| (GpuType(0), *a, known[0], speeds(a, &known[0], &mut random)))
+            .collect();
+        let mut packer = ScoreTree::new(16 << 30);
+        packer.train(pairs.iter().map(|(_, a, b, speeds)| (a, b, *speeds)));
+        let before = (packer.rules(), packer.seen.clone());
+        packer.remember(&pairs);
+        packer.remember(&[(GpuType(0), known[1], known[2], [0.1, 0.1])]);
+        assert_eq!((packer.rules(), packer.seen.clone()), before);
+        assert!(packer.refused(&known[2], &known[1], GpuType(0)).is_some());
     }
 
     #[test]

@@ -111,10 +111,7 @@ impl Packer for Trial {
         measured: [f64; 2],
     ) -> Verdict {
         self.tried.note(host, joiner, kind, measured);
-        match self.judge(measured) {
-            Some(reason) => Verdict::Unpack(reason),
-            None => Verdict::Keep,
-        }
+        self.judge(measured).into()
     }
     fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {
         self.judge(self.tried.of(host, joiner, kind)?)

@@ -79,10 +79,7 @@ impl Packer for UtilSum {
         measured: [f64; 2],
     ) -> Verdict {
         self.measured.note(host, joiner, kind, measured);
-        match self.refused(host, joiner, kind) {
-            Some(reason) => Verdict::Unpack(reason),
-            None => Verdict::Keep,
-        }
+        self.refused(host, joiner, kind).into()
     }
     fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {
         self.measured.below(host, joiner, kind, 1.0)

@@ -8,6 +8,7 @@ use control::{ArbiterStatus, JobStatus, ProcessStatus};
 use policy::cluster::Random;
 
 use super::*;
+use crate::live::records::{Metered, PairRecord, Solo, solo_key};
 use crate::live::wire::{
     API_MAJOR, Ack, Device, Ended, JobPhase, Registration, Report, RunReport, Submission, Terms,
     WaitMatrix,

@@ -93,6 +93,66 @@ fn one_bad_pair_and_nothing_is_taken() {
 }
 
 #[test]
+fn the_table_takes_no_more_than_is_kept() {
+    let mut world = World::new(&[1], Some("trial"));
+    let many = (0..MEASURED_KEPT).map(|at| pair(["a", &format!("b{at}")], [0.9, 0.9]));
+    feed(&mut world, many.collect()).unwrap();
+    let error = feed(&mut world, vec![pair(["c", "d"], [0.9, 0.9])]).unwrap_err();
+    assert!(error.to_string().contains("4097 pairs"), "{error}");
+    // Of those that are there newer figures are taken.
+    let fed = feed(&mut world, vec![pair(["a", "b0"], [0.5, 0.5])]).unwrap();
+    assert_eq!(fed.pairs, 4096);
+}
+
+#[test]
+fn types_of_gpu_that_nothing_is_kept_of_are_forgotten() {
+    let mut world = World::new(&[1], Some("trial"));
+    world.until("the node is heard", 10.0, |world| {
+        world.hook().state.gpus() == 1
+    });
+    for at in 0..10 {
+        world.hook().gpu_types.number(&format!("gone {at}"));
+    }
+    world.hook().rebuild();
+    assert_eq!(world.hook().gpu_types.0, ["T4"]);
+}
+
+#[test]
+fn a_kind_s_variables_are_named_and_their_values_kept() {
+    let mut world = World::new(&[1], None);
+    let now = world.now();
+    let asked = Submission {
+        command: vec!["train".into()],
+        kind: "k".into(),
+        env: [("API_KEY".to_owned(), "secret".to_owned())].into(),
+        ..Submission::default()
+    };
+    world.hook().submit(asked, now).unwrap();
+    let kinds = world.hook().kinds();
+    assert_eq!(kinds[0].variables, ["API_KEY"]);
+    let said = serde_json::to_string(&kinds).unwrap();
+    assert!(!said.contains("secret"), "{said}");
+}
+
+#[test]
+fn an_answer_about_kinds_has_a_bound() {
+    let mut world = World::new(&[1], None);
+    for at in 10..30 {
+        let now = world.now();
+        let asked = Submission {
+            command: vec!["train".into(), "x".repeat(250 << 10)],
+            kind: format!("k{at}"),
+            ..Submission::default()
+        };
+        world.hook().submit(asked, now).unwrap();
+    }
+    let kinds = world.hook().kinds();
+    let names: Vec<&str> = kinds.iter().map(|kind| &kind.kind[..]).collect();
+    // The newest.
+    assert_eq!((names[0], names.len()), ("k14", 16));
+}
+
+#[test]
 fn a_kind_is_known_by_what_was_submitted_last() {
     let mut world = World::new(&[1], None);
     world.submit("job 0.3 5 f", false);

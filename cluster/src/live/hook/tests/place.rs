@@ -127,6 +127,147 @@ fn a_measured_pair_decides_and_says_so() {
 }
 
 #[test]
+fn what_was_metered_of_kinds_counts_for_other_engines_too() {
+    let (_dir, mut hook) = hook(Some("util-sum"));
+    let metered = |busy| Solo {
+        metered: Some(Metered {
+            busy,
+            ..Metered::default()
+        }),
+        ..Solo::default()
+    };
+    for (kind, busy) in [("new", 0.5), ("slow", 0.9)] {
+        let key = solo_key("T4", 1, kind);
+        hook.solos.insert(key, metered(busy));
+    }
+    hook.rebuild();
+    let there = JobProfile {
+        busy: Some(0.4),
+        confidence: Some(0.8),
+        ..job("other", 0.5, 8)
+    };
+    let ask = |new| {
+        decide(
+            &hook,
+            job(new, 0.25, 4),
+            vec![device("a", "GPU-0", vec![there.clone()])],
+        )
+    };
+    let beside = ask("new");
+    assert_eq!((beside.node.as_str(), beside.confidence), ("a", 0.25));
+    assert_eq!(
+        ask("slow").node,
+        "",
+        "both together want more than the device"
+    );
+    assert_eq!(ask("unknown").node, "");
+    // Of a job that runs on a candidate, as its engine calls its kind.
+    assert_eq!(ask("other").node, "a");
+}
+
+#[test]
+fn pairs_of_metered_kinds_teach_a_packer_for_other_engines_too() {
+    let (_dir, mut hook) = hook(Some("trial"));
+    let with = Metered {
+        busy: 0.2,
+        ..Metered::default()
+    };
+    for kind in ["a", "b"] {
+        let solo = Solo {
+            metered: Some(with),
+            ..Solo::default()
+        };
+        let key = solo_key("T4", 1, kind);
+        hook.solos.insert(key, solo);
+    }
+    let pair = PairRecord {
+        gpu: "T4".into(),
+        gpus: 1,
+        kinds: ["a".into(), "b".into()],
+        rates: [0.99, 0.98],
+        unix_ms: 1,
+    };
+    hook.pairs
+        .insert(("T4".into(), 1, pair.kinds.clone()), pair);
+    hook.config.choice.packer = Some("score-tree".into());
+    hook.rebuild();
+    let there = JobProfile {
+        busy: Some(0.2),
+        confidence: Some(0.8),
+        ..job("a", 0.5, 4)
+    };
+    let beside = decide(
+        &hook,
+        job("b", 0.25, 4),
+        vec![device("n", "GPU-0", vec![there])],
+    );
+    assert_eq!(
+        (beside.node.as_str(), beside.confidence),
+        ("n", 0.9),
+        "{beside:?}"
+    );
+}
+
+#[test]
+fn a_report_about_devices_that_are_not_there_is_not_kept() {
+    let job = |name: &str, devices: &[&str]| JobStatus {
+        name: name.into(),
+        devices: devices
+            .iter()
+            .map(|uuid| control::JobDevice {
+                uuid: (*uuid).into(),
+                mem_used_bytes: 7,
+                ..control::JobDevice::default()
+            })
+            .collect(),
+        ..JobStatus::default()
+    };
+    let arbiter = ArbiterStatus {
+        jobs: vec![
+            job("a", &["GPU-0", "GPU-7"]),
+            job("no name\n", &["GPU-0"]),
+            job("b", &["GPU-9"]),
+        ],
+        ..ArbiterStatus::default()
+    };
+    let node = NodeRecord {
+        devices: vec![Device {
+            uuid: "GPU-0".into(),
+            ..Device::default()
+        }],
+        ..NodeRecord::default()
+    };
+    let all = crate::live::hook::place::residents(&node, &arbiter);
+    assert_eq!(all.keys().collect::<Vec<_>>(), ["GPU-0"]);
+    assert_eq!(all["GPU-0"].len(), 1);
+}
+
+#[test]
+fn a_device_that_reports_a_negative_free_share_has_none() {
+    let mut world = World::new(&[1], Some("trial"));
+    world.until("the node is heard", 10.0, |world| {
+        world.hook().state.gpus() == 1
+    });
+    for (free, taken) in [(-0.5, false), (f64::NAN, false), (0.5, true)] {
+        let waits = WaitMatrix {
+            uuid: "GPU-0".into(),
+            free_bytes: 16 * GIB,
+            free_share: free,
+            ..WaitMatrix::default()
+        };
+        let hook = world.hook();
+        hook.nodes.get_mut("n0").unwrap().waits = vec![waits];
+        let candidate = Candidate {
+            node: "n0".into(),
+            uuid: "GPU-0".into(),
+            ..Candidate::default()
+        };
+        let said = decide(hook, job("new", 0.1, 1), vec![candidate]);
+        assert_eq!(!said.node.is_empty(), taken, "{free}: {said:?}");
+    }
+}
+
+#[test]
 fn without_a_packer_a_job_waits_for_an_empty_device() {
     let (_dir, hook) = hook(None);
     let carries = device("a", "GPU-0", vec![job("other", 0.5, 4)]);

@@ -1,0 +1,365 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::live::wire::Device;
+
+const NODES: &str = "\
+NodeName=n1 Arch=x86_64 CoresPerSocket=8 State=MIXED Gres=gpu:g0:1(S:0),gpu:g1:1(S:0),shard:32 Partitions=main,long
+NodeName=n2 Arch=x86_64 State=IDLE+CLOUD Gres=gpu:g0:1,gpu:g1:1,shard:g0:16,shard:g1:16 Partitions=main
+NodeName=n3 State=DOWN* Gres=gpu:g0:1,shard:16 Partitions=main
+NodeName=n4 State=IDLE+DRAIN Gres=gpu:g0:1,shard:16 Partitions=main
+NodeName=n5 State=IDLE* Gres=gpu:g0:1,shard:16 Partitions=main
+NodeName=n6 State=IDLE Gres=(null) Partitions=main
+NodeName=n7 State=IDLE+MAINT+RESERVED Gres=gpu:g0:1,shard:16 Partitions=main
+NodeName=n8 State=MIXED+POWERING_DOWN Gres=gpu:g0:1,shard:16 Partitions=main
+NodeName=n9 State=DOWN Gres=gpu:g0:1,shard:16 Partitions=main Reason=State=IDLE [root]
+NodeName=n10 State=MIXED+PLANNED Gres=gpu:2,gpu:g9:1,shard:g9:4 Partitions=other";
+
+fn pending(id: u64, priority: u64, comment: &str) -> Value {
+    json!({
+        "job_id": id, "job_state": "PENDING", "priority": priority, "name": "held",
+        "partition": "main", "admin_comment": comment, "gres_detail": [], "nodes": "",
+    })
+}
+
+fn running(id: u64, nodes: &str, gres: &[&str]) -> Value {
+    json!({
+        "job_id": id, "job_state": "RUNNING", "priority": 9, "name": "train",
+        "partition": "main", "nodes": nodes, "gres_detail": gres,
+    })
+}
+
+fn with(mut job: Value, key: &str, value: Value) -> Value {
+    job[key] = value;
+    job
+}
+
+fn read(all: &[Value]) -> Vec<QueuedJob> {
+    jobs(&json!({ "jobs": all, "errors": [] }).to_string()).expect("a queue")
+}
+
+fn held(id: u64) -> Value {
+    pending(id, 0, "sublet:hold,mem=6G,share=0.25,class=,shards=6")
+}
+
+fn shown(jobs: &[QueuedJob]) -> Vec<(u64, Phase, u64)> {
+    jobs.iter()
+        .map(|job| (job.id, job.phase, job.shards))
+        .collect()
+}
+
+fn asked(job: &QueuedJob, all: &[QueuedJob]) -> Vec<(String, String, usize)> {
+    let places = Places::of(gpus(NODES), all, &[], SHARD_BYTES);
+    let (request, behind) = places.question(job);
+    assert_eq!(request.candidates.len(), behind.len());
+    request
+        .candidates
+        .into_iter()
+        .map(|one| (one.node, one.uuid, one.residents.len()))
+        .collect()
+}
+
+fn on(node: &str, kind: &str, jobs: usize) -> (String, String, usize) {
+    (node.into(), kind.into(), jobs)
+}
+
+#[test]
+fn gpus_of_nodes_that_take_jobs() {
+    let all = gpus(NODES);
+    let shown: Vec<_> = all
+        .iter()
+        .map(|g| (g.node.as_str(), g.kind.as_str(), g.index, g.shards))
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            ("n1", "g0", 0, 16),
+            ("n1", "g1", 1, 16),
+            ("n2", "g0", 0, 16),
+            ("n2", "g1", 1, 16),
+            ("n10", "g9", 2, 4),
+        ]
+    );
+    assert_eq!(all[0].partitions, ["main", "long"]);
+}
+
+#[test]
+fn jobs_that_count_and_the_one_that_is_asked_about() {
+    let all = read(&[
+        running(3, "n1", &["shard:g0:8(IDX:0)"]),
+        held(4),
+        pending(5, 7, "sublet:at=n2/g1,shards=12"),
+        pending(10, 0, "sublet:place,at=n9/g1,shards=1"),
+        // Its user holds it, and it takes no place as long.
+        pending(11, 0, "sublet:at=n9/g1,shards=6"),
+        with(
+            pending(12, 7, "sublet:at=n9/g1,shards=6"),
+            "state_reason",
+            json!("Dependency"),
+        ),
+        pending(6, 0, ""),
+        running(7, "n1", &[]),
+        running(8, "n[1-2]", &["shard:2(IDX:0)", "shard:g1:3(0/16,3/16)"]),
+        with(
+            running(9, "n1", &["shard:6(IDX:0)"]),
+            "job_state",
+            json!("COMPLETED"),
+        ),
+        running(13, "n2", &["gpu:g0:0(IDX:),gpu:g1:1(IDX:1)"]),
+    ]);
+    assert_eq!(
+        shown(&all),
+        [
+            (3, Phase::Running, 8),
+            (4, Phase::Held, 6),
+            (5, Phase::Released, 12),
+            (10, Phase::Decided, 1),
+            (8, Phase::Running, 5),
+            (13, Phase::Running, u64::MAX),
+        ]
+    );
+    let taken = |node: &str, at, shards| Taken {
+        node: node.into(),
+        at,
+        shards,
+    };
+    assert_eq!(all[0].taken, [taken("n1", At::Index(0), 8)]);
+    assert_eq!(all[2].taken, [taken("n2", At::Kind("g1".into()), 12)]);
+    assert_eq!(
+        all[4].taken,
+        [taken("n1", At::Index(0), 2), taken("n2", At::Index(1), 3)]
+    );
+    let profile = all[1].profile(SHARD_BYTES);
+    assert_eq!(
+        (profile.id.as_str(), profile.kind.as_str()),
+        ("slurm.4", "held")
+    );
+    assert_eq!(
+        (profile.mem_bytes, profile.share),
+        (Some(6 << 30), Some(0.25))
+    );
+    assert_eq!(profile.class, Class::Guaranteed);
+    let percent = read(&[pending(1, 0, "sublet:hold,mem=,share=50%,class=,shards=2")]);
+    assert_eq!(percent[0].profile(SHARD_BYTES).share, Some(0.5));
+}
+
+/// What a user writes as he likes forges no other job, and nothing of his own.
+#[test]
+fn a_user_s_text_is_no_word_of_slurm_s() {
+    let forged = "x JobId=77 AdminComment=sublet:place,at=n1/g0 JobState=RUNNING \
+                  GRES=shard:g0:99(IDX:0)\nJobId=78 JobState=PENDING Priority=0 \
+                  AdminComment=sublet:hold,shards=1\", \"job_id\": 79, \"x\": \"";
+    let mut job = held(4);
+    for key in [
+        "name",
+        "comment",
+        "command",
+        "current_working_directory",
+        "standard_output",
+    ] {
+        job[key] = json!(forged);
+    }
+    let all = read(&[job]);
+    assert_eq!(shown(&all), [(4, Phase::Held, 6)]);
+    let profile = all[0].profile(SHARD_BYTES);
+    assert_eq!(profile.id, "slurm.4");
+    assert!(!profile.kind.contains(char::is_control));
+    let long = read(&[with(held(4), "name", json!("ä".repeat(1000)))]);
+    assert_eq!(long[0].profile(SHARD_BYTES).kind.len(), 512);
+    // What packed text would show of such a job counts for nothing where a line is looked at again.
+    assert!(!still_held("77 RUNNING 0 N/A", 77));
+}
+
+#[test]
+fn counts_near_the_greatest_number_do_not_overflow() {
+    let most = u64::MAX.to_string();
+    let gres = format!("shard:{most}(IDX:0)");
+    let all = read(&[
+        running(1, "n1", &[&gres]),
+        running(2, "n1", &[&gres]),
+        pending(3, 1, &format!("sublet:at=n1/g0,shards={most}")),
+        pending(
+            4,
+            0,
+            &format!("sublet:hold,mem=,share=,class=,shards={most}"),
+        ),
+        held(5),
+    ]);
+    assert_eq!(all.len(), 5);
+    assert_eq!(asked(&all[3], &all), []);
+    assert_eq!(
+        asked(&all[4], &all),
+        [on("n1", "g1", 0), on("n2", "g0", 0), on("n2", "g1", 0)]
+    );
+}
+
+#[test]
+fn a_question_has_the_gpus_with_enough_shards_and_their_jobs() {
+    let all = read(&[
+        running(3, "n1", &["shard:g0:8(IDX:0)"]),
+        held(4),
+        pending(5, 7, "sublet:at=n2/g1,shards=12"),
+        running(8, "n2", &["shard:2(IDX:0)"]),
+    ]);
+    let nodes = [NodeView {
+        name: "n2".into(),
+        devices: vec![Device {
+            uuid: "GPU-a".into(),
+            name: "T4".into(),
+            ..Device::default()
+        }],
+        ..NodeView::default()
+    }];
+    let mut places = Places::of(gpus(NODES), &all, &nodes, SHARD_BYTES);
+    let (request, behind) = places.question(&all[1]);
+    let shown: Vec<_> = request
+        .candidates
+        .iter()
+        .map(|one| (one.node.as_str(), one.uuid.as_str(), one.residents.len()))
+        .collect();
+    // The second GPU of n2 has 4 shards left.
+    assert_eq!(
+        shown,
+        [("n1", "g0", 1), ("n1", "g1", 0), ("n2", "GPU-a", 1)]
+    );
+    let decided = Decided {
+        node: "n2".into(),
+        device: "GPU-a".into(),
+        expected_slowdown: Some(1.25),
+        confidence: 0.9,
+        ..Decided::default()
+    };
+    let (gpu, mut job) = (behind[2].clone(), all[1].clone());
+    let words = update(&job, &gpu, &decided);
+    assert_eq!(
+        words,
+        [
+            "JobId=4",
+            "ReqNodeList=n2",
+            "Gres=shard:g0:6",
+            "AdminComment=sublet:place,at=n2/g0,device=GPU-a,slowdown=1.25,confidence=0.90,mem=6G,share=0.25,shards=6"
+        ]
+    );
+    updated(&mut job, &gpu, &words);
+    assert_eq!(job.phase, Phase::Decided);
+    assert_eq!(
+        settled(&job).expect("words")[1],
+        "AdminComment=sublet:at=n2/g0,device=GPU-a,slowdown=1.25,confidence=0.90,mem=6G,share=0.25,shards=6"
+    );
+    assert_eq!(settled(&all[1]), None);
+    // The next one is asked about with this one there.
+    places.put(&job);
+    let (request, _) = places.question(&all[1]);
+    assert_eq!(request.candidates[2].residents.len(), 2);
+    // What was written is read again, before and after the release.
+    let after = settled(&job).unwrap()[1].clone();
+    for (comment, priority, phase) in [(&words[3], 0, Phase::Decided), (&after, 5, Phase::Released)]
+    {
+        let comment = comment.strip_prefix("AdminComment=").unwrap();
+        let again = read(&[pending(4, priority, comment)]);
+        assert_eq!((again[0].phase, &again[0].taken), (phase, &job.taken));
+    }
+}
+
+#[test]
+fn a_job_is_asked_about_where_it_may_run() {
+    let only = |key: &str, value: &str| {
+        let all = read(&[with(held(4), key, json!(value))]);
+        asked(&all[0], &all)
+    };
+    let n1 = [on("n1", "g0", 0), on("n1", "g1", 0)];
+    assert_eq!(only("required_nodes", "n1"), n1);
+    assert_eq!(only("excluded_nodes", "n[2-9]"), n1);
+    assert_eq!(only("partition", "long"), n1);
+    assert_eq!(only("partition", "long,main").len(), 4);
+    assert_eq!(only("partition", "none"), []);
+    for (key, value) in [
+        ("features", json!("n1|n2")),
+        ("array_job_id", json!(4)),
+        (
+            "array_job_id",
+            json!({ "set": true, "infinite": false, "number": 4 }),
+        ),
+        ("resv_name", json!("mine")),
+        ("excluded_nodes", json!("n[1-9]r[1-9]")),
+    ] {
+        let all = read(&[with(held(4), key, value)]);
+        assert!(all[0].for_slurm.is_some(), "{key}");
+    }
+    assert_eq!(read(&[held(4)])[0].for_slurm, None);
+}
+
+#[test]
+fn a_job_that_is_no_longer_held_without_shards_is_left_alone() {
+    let line = |state: &str, priority: &str, gres: &str| {
+        format!("{:<24}{state:<24}{priority:<24}{gres:<256}\n", 4)
+    };
+    assert!(still_held(&line("PENDING", "0", "N/A"), 4));
+    assert!(still_held(&line("PENDING", "0", ""), 4));
+    for (state, priority, gres) in [
+        ("PENDING", "7", "N/A"),
+        ("RUNNING", "0", "N/A"),
+        ("PENDING", "0", "gres:shard:g0:6"),
+        ("PENDING", "0", "gres/shard 4"),
+    ] {
+        assert!(
+            !still_held(&line(state, priority, gres), 4),
+            "{state} {priority} {gres}"
+        );
+    }
+    assert!(!still_held(&line("PENDING", "0", "N/A"), 5));
+    assert!(!still_held("", 4));
+}
+
+#[test]
+fn a_newer_slurm_s_queue_is_read_as_well() {
+    let mut job = held(4);
+    job["job_state"] = json!(["PENDING"]);
+    job["priority"] = json!({ "set": true, "infinite": false, "number": 0 });
+    let mut other = running(3, "n1", &["shard:g0:8(8/16,0/16)"]);
+    other["job_state"] = json!(["RUNNING"]);
+    other["array_job_id"] = json!({ "set": true, "infinite": false, "number": 0 });
+    other["name"] = Value::Null;
+    assert_eq!(
+        shown(&read(&[job, other])),
+        [(4, Phase::Held, 6), (3, Phase::Running, 8)]
+    );
+}
+
+#[test]
+fn why_a_job_waits_is_written_once() {
+    let mut job = read(&[held(4)]).remove(0);
+    let words = waits(&job, "no space, yet").unwrap();
+    assert_eq!(
+        words[1],
+        "AdminComment=sublet:hold,mem=6G,share=0.25,class=,shards=6,waits=no_space__yet"
+    );
+    job.comment = words[1]
+        .strip_prefix("AdminComment=sublet:")
+        .unwrap()
+        .to_owned();
+    assert_eq!(waits(&job, "no space, yet"), None);
+    assert!(waits(&job, "another").unwrap()[1].ends_with("shards=6,waits=another"));
+}
+
+#[test]
+fn what_is_no_queue_and_no_node_is_left_out() {
+    for text in ["", "slurm_load_jobs error", "[]", "{\"jobs\": 3}"] {
+        assert!(jobs(text).is_err(), "{text}");
+        assert_eq!(gpus(text), [], "{text}");
+    }
+    let none = read(&[
+        json!({}),
+        json!({ "job_id": "x", "job_state": 7, "priority": null }),
+        pending(1, 0, "sublet:hold,shards=-1"),
+        pending(2, 0, "sublet:hold,mem=,shards=0"),
+        pending(3, 0, "hold,shards=1"),
+        pending(4, 7, "sublet:at=n1,shards=1"),
+        running(5, "n[1", &["shard:2(IDX:0)"]),
+        running(6, "n1", &["shard:x(IDX:0)", ":::", "shard:1(IDX:"]),
+    ]);
+    assert_eq!(shown(&none), []);
+    let huge =
+        "NodeName=n State=IDLE Gres=gpu:g0:1,gpu:9999999999999999999,shard:99999999999999999999";
+    assert_eq!(gpus(huge)[0].shards, 0);
+}
