@@ -40,19 +40,12 @@ pub enum ApiError {
     },
     #[error("{}: {error} (the account of this pod; see --api-token-file, --api-ca)", .path.display())]
     Account { path: PathBuf, error: io::Error },
+    #[error(
+        "the API server at {0} would be shown the account's token in clear: give its https:// URL"
+    )]
+    InClear(String),
     #[error("the certificate in {} cannot be read: {error}", .path.display())]
     Certificate { path: PathBuf, error: String },
-}
-
-impl ApiError {
-    /// Asking again later may help.
-    pub fn may_pass(&self) -> bool {
-        match self {
-            Self::Away { .. } => true,
-            Self::Refused { status, .. } => *status == 429 || *status >= 500,
-            _ => false,
-        }
-    }
 }
 
 /// The API server.
@@ -77,12 +70,15 @@ impl Api {
     /// The server at a URL, known by the certificates in a file.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// The file cannot be read, or a token would travel in clear.
     pub fn new(
         server: &str,
         token_file: Option<PathBuf>,
         ca_file: Option<&Path>,
     ) -> Result<Self, ApiError> {
+        if token_file.is_some() && !is_private(server) {
+            return Err(ApiError::InClear(server.to_owned()));
+        }
         let mut roots = Vec::new();
         if let Some(path) = ca_file {
             let pem = fs::read(path).map_err(|error| ApiError::Account {
@@ -326,6 +322,19 @@ impl Api {
     }
 }
 
+/// Whether nobody on the way reads what is sent to a URL: it is encrypted, or stays on this host.
+fn is_private(url: &str) -> bool {
+    let Ok(url) = url.parse::<http::Uri>() else {
+        return false;
+    };
+    let host = url.host().unwrap_or_default();
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let stays = host
+        .parse::<std::net::IpAddr>()
+        .is_ok_and(|address| address.is_loopback());
+    url.scheme_str() == Some("https") || stays
+}
+
 /// A text as part of a query.
 fn escaped(text: &str) -> String {
     let escaped = text.bytes().map(|byte| match byte {
@@ -382,7 +391,24 @@ mod tests {
         let error = api.get("/api").unwrap_err().to_string();
         assert!(error.contains("token"), "{error}");
         let api = Api::new("http://127.0.0.1:1", None, None).unwrap();
-        assert!(api.get("/api").unwrap_err().may_pass());
+        assert!(matches!(api.get("/api"), Err(ApiError::Away { .. })));
+    }
+
+    #[test]
+    fn a_token_does_not_travel_in_clear() {
+        let token = || Some(PathBuf::from("token"));
+        for url in ["http://10.0.0.1:6443", "http://localhost:1", "10.0.0.1", ""] {
+            let error = Api::new(url, token(), None).unwrap_err();
+            assert!(matches!(error, ApiError::InClear(_)), "{url}: {error}");
+            assert!(Api::new(url, None, None).is_ok(), "{url}: without a token");
+        }
+        for url in [
+            "https://10.0.0.1:6443",
+            "http://127.0.0.1:1",
+            "http://[::1]:1",
+        ] {
+            assert!(Api::new(url, token(), None).is_ok(), "{url}");
+        }
     }
 
     /// A server with a certificate that `data/tls/ca.crt` signs, for 127.0.0.1 and good until 2126;

@@ -4,12 +4,16 @@
 //! newer one takes. Readers refuse unknown fields, so none is here that is not of that version.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-/// Vendor and class of our devices.
+use crate::files;
+
+/// The version that is written.
+pub const VERSION: &str = "0.5.0";
+/// Vendor and class of the devices that pods are given.
 pub const KIND: &str = "sublet.dev/share";
 
 /// What changes in a container.
@@ -17,6 +21,7 @@ pub const KIND: &str = "sublet.dev/share";
 #[serde(rename_all = "camelCase")]
 pub struct Edits {
     /// `NAME=value`
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<Mount>,
@@ -39,19 +44,37 @@ pub struct DeviceNode {
     pub path: PathBuf,
 }
 
-#[derive(Serialize)]
+/// A file of the specification: devices of one kind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Spec<'a> {
+pub struct Spec<'a> {
     cdi_version: &'static str,
-    kind: &'static str,
-    devices: Vec<Device<'a>>,
+    /// Vendor and class, such as [`KIND`].
+    kind: &'a str,
+    devices: &'a [Device],
+    /// What each of them has beside its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    container_edits: Option<&'a Edits>,
 }
 
-#[derive(Serialize)]
+/// A device that a container can ask for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Device<'a> {
-    name: &'a str,
-    container_edits: &'a Edits,
+pub struct Device {
+    pub name: String,
+    pub container_edits: Edits,
+}
+
+impl<'a> Spec<'a> {
+    /// Devices of that kind; `common`: what each of them has beside its own.
+    pub fn new(kind: &'a str, devices: &'a [Device], common: Option<&'a Edits>) -> Self {
+        Self {
+            cdi_version: VERSION,
+            kind,
+            devices,
+            container_edits: common,
+        }
+    }
 }
 
 /// The directory of specifications, and what files of ours are called there.
@@ -74,6 +97,25 @@ impl Folder {
         })
     }
 
+    /// Writes the file that names the library to every program of a container, and returns where it
+    /// is. It does not end as a device's file does, which goes when it is not wanted.
+    ///
+    /// # Errors
+    /// Those of the disk; a path of the library that such a file cannot have.
+    pub fn preload(&self, library: &Path) -> io::Result<PathBuf> {
+        let separates = |c: char| c.is_whitespace() || c == ':';
+        let Some(text) = library.to_str().filter(|text| !text.contains(separates)) else {
+            return Err(io::Error::other(format!(
+                "{} has blanks or `:`, or is not UTF-8, and ld.so.preload takes neither",
+                library.display()
+            )));
+        };
+        let name = format!("{}ld.so.preload", self.prefix);
+        let path = std::path::absolute(self.path.join(name))?;
+        files::replace(&path, format!("{text}\n").as_bytes(), 0o644)?;
+        Ok(path)
+    }
+
     /// The full name of a device, as a runtime is asked for it.
     pub fn id(name: &str) -> String {
         format!("{KIND}={name}")
@@ -87,29 +129,10 @@ impl Folder {
     ///
     /// # Errors
     /// Those of the disk.
-    pub fn write(&self, key: &str, devices: &[(String, Edits)]) -> io::Result<()> {
-        let spec = Spec {
-            cdi_version: "0.5.0",
-            kind: KIND,
-            devices: devices
-                .iter()
-                .map(|(name, container_edits)| Device {
-                    name,
-                    container_edits,
-                })
-                .collect(),
-        };
+    pub fn write(&self, key: &str, devices: &[Device]) -> io::Result<()> {
+        let text = serde_json::to_vec(&Spec::new(KIND, devices, None))?;
         // A runtime reads files that end in `.json`, and may do so at any time.
-        let mut beside = tempfile::Builder::new()
-            .prefix(&format!(".{}", self.prefix))
-            .suffix(".new")
-            .tempfile_in(&self.path)?;
-        beside.write_all(serde_json::to_string(&spec)?.as_bytes())?;
-        beside.as_file().sync_all()?;
-        beside
-            .persist(self.file(key))
-            .map_err(|error| error.error)?;
-        Ok(())
+        files::replace(&self.file(key), &text, 0o600)
     }
 
     /// Removes the file of a key, if there is one.
@@ -117,10 +140,7 @@ impl Folder {
     /// # Errors
     /// Those of the disk.
     pub fn remove(&self, key: &str) -> io::Result<()> {
-        match fs::remove_file(self.file(key)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        files::remove(&self.file(key))
     }
 
     /// Removes our files whose key is not wanted, and what a killed writer has left.
@@ -163,7 +183,11 @@ mod tests {
             }],
             device_nodes: Vec::new(),
         };
-        folder.write("uid", &[("a".into(), edits)]).unwrap();
+        let device = Device {
+            name: "a".into(),
+            container_edits: edits,
+        };
+        folder.write("uid", &[device]).unwrap();
         let path = folder.file("uid");
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         let text = fs::read_to_string(&path).unwrap();
@@ -175,11 +199,45 @@ mod tests {
             fs::write(folder.path.join(theirs), "theirs").unwrap();
         }
         fs::write(folder.path.join(".sublet.dev-share-dra-x.new"), "half").unwrap();
+        let preload = folder.preload(Path::new("/l/libsublet.so")).unwrap();
+        assert_eq!(fs::read_to_string(&preload).unwrap(), "/l/libsublet.so\n");
+        assert!(folder.preload(Path::new("/l l/libsublet.so")).is_err());
         folder.keep_only(|key| key == "uid").unwrap();
         assert!(path.exists());
         folder.keep_only(|_| false).unwrap();
         let left: Vec<_> = fs::read_dir(&folder.path).unwrap().collect();
-        assert_eq!(left.len(), 2, "what is another's stays: {left:?}");
+        assert_eq!(left.len(), 3, "what is another's stays: {left:?}");
+        assert!(preload.exists());
         folder.remove("uid").unwrap();
+    }
+
+    #[test]
+    fn devices_of_another_kind_share_what_is_common() {
+        let common = Edits {
+            device_nodes: vec![DeviceNode {
+                path: "/dev/nvidiactl".into(),
+            }],
+            ..Edits::default()
+        };
+        let devices = [Device {
+            name: "half".into(),
+            container_edits: Edits::default(),
+        }];
+        let text = serde_json::to_string(&Spec::new("sublet.dev/gpu", &devices, Some(&common)));
+        assert_eq!(
+            text.unwrap(),
+            r#"{"cdiVersion":"0.5.0","kind":"sublet.dev/gpu","devices":[{"name":"half","containerEdits":{}}],"containerEdits":{"deviceNodes":[{"path":"/dev/nvidiactl"}]}}"#
+        );
+    }
+
+    #[test]
+    fn a_path_that_is_no_text_is_refused() {
+        use std::os::unix::ffi::OsStringExt as _;
+        let path = std::ffi::OsString::from_vec(b"/l/\xff".to_vec());
+        let edits = Edits {
+            device_nodes: vec![DeviceNode { path: path.into() }],
+            ..Edits::default()
+        };
+        assert!(serde_json::to_string(&edits).is_err());
     }
 }

@@ -84,6 +84,10 @@ pub enum ClaimError {
         device: String,
         known: String,
     },
+    #[error(
+        "claim {0} was given {1} parts of devices, and a job of this driver has one: ask for one in a claim, or use `sublet run` on the node for several"
+    )]
+    Several(String, usize),
     #[error("claim {claim}: {capacity} {message}")]
     Capacity {
         claim: String,
@@ -149,6 +153,10 @@ impl Claim {
         }
         if shares.is_empty() {
             return Err(ClaimError::NothingOfOurs(claim()));
+        }
+        // A container that had both would get two tokens in one variable, and keep the last.
+        if shares.len() > 1 {
+            return Err(ClaimError::Several(claim(), shares.len()));
         }
         Ok(Record {
             key: self.metadata.uid.clone(),
@@ -325,6 +333,10 @@ mod tests {
         assert!(capacity("memory", "-3Gi").contains("is no amount"));
         assert!(capacity("memory", "0").contains("is 0"));
         assert!(capacity("sm", "101").contains("goes from 0 to 100"));
+        let mut both = claim(0);
+        let results = &mut both.status.allocation.as_mut().unwrap().devices.results;
+        results.push(results[0].clone());
+        assert!(text(&both, &devices()).contains("was given 2 parts of devices"));
         let theirs = with(&|given: &mut Given| given.driver = "gpu.nvidia.com".into());
         assert!(theirs.contains("nothing that claim default/a was given"));
         let error = Claim::read(recorded(0), "another").unwrap_err();

@@ -1,27 +1,27 @@
 //! The device plugin (`v1beta1`): memory of devices as units of a GiB that a kubelet counts.
 //!
 //! A kubelet says when a container gets units, and never when they come back. So what a container
-//! had is undone when its units are given to another one, or when the kubelet's list of who has
-//! what no longer has them. A part of the time comes from the pod's annotation, and follows it.
+//! had is undone when its units are given to another one, or when its pod is over ([`Follower`]).
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tonic::Status;
 
-use crate::api::{Api, Patch};
-use crate::cdi::{self, Edits};
+use crate::api::Patch;
+use crate::cdi::Edits;
+use crate::follow::Follower;
 use crate::grpc::{self, Answering, Call, Service};
 use crate::node::{Device, GIB};
-use crate::picture::{self, DEVICES_ANNOTATION, NodeDevice};
-use crate::pods::{self, Kubelet, Pod};
+use crate::picture::{DEVICES_ANNOTATION, NodeDevice};
+use crate::pods::{Cluster, Kubelet};
 use crate::proto::device_plugin as v1beta1;
 use crate::records::{Record, Share};
 use crate::shares::{ShareError, Shares};
-use crate::{DEVICE_ANNOTATION, units};
+use crate::units;
 
 /// How a container learns of its share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,16 +37,11 @@ pub enum Delivery {
 pub struct Plugin {
     pub shares: Arc<Shares>,
     pub delivery: Delivery,
-    /// For annotations; `None`: there is no API server to ask.
-    pub api: Option<Api>,
     pub kubelet: Kubelet,
-    /// Name of the node, to say there which devices it has; `None`: nobody learns it.
-    pub node: Option<String>,
+    follower: Follower,
     view: watch::Sender<View>,
     /// What the node's annotation was made to say last.
     published: Mutex<Option<String>>,
-    /// Allocations that the kubelet's list had, and what their pods asked for last.
-    owners: Mutex<BTreeMap<String, (Pod, Option<String>)>>,
 }
 
 /// Devices, and whether they can be used.
@@ -83,20 +78,38 @@ impl Plugin {
     pub fn new(
         shares: Arc<Shares>,
         delivery: Delivery,
-        api: Option<Api>,
         kubelet: Kubelet,
-        node: Option<String>,
+        cluster: Option<Cluster>,
     ) -> Self {
         Self {
+            follower: Follower::new(Arc::clone(&shares), cluster),
             shares,
             delivery,
-            api,
             kubelet,
-            node,
             published: Mutex::default(),
             view: watch::Sender::new(View::default()),
-            owners: Mutex::default(),
         }
+    }
+
+    /// What is done again and again; what could not be.
+    pub async fn tend(self: Arc<Self>) -> Vec<String> {
+        let plugin = Arc::clone(&self);
+        let tended = tokio::task::spawn_blocking(move || {
+            let mut wrong: Vec<String> = plugin.look().into_iter().collect();
+            wrong.extend(plugin.publish());
+            match plugin.shares.tend() {
+                Ok(failed) => wrong.extend(failed),
+                Err(error) => wrong.push(error.to_string()),
+            }
+            (wrong, plugin.shares.all())
+        });
+        let (mut wrong, before) = tended.await.unwrap_or_default();
+        let owners = self.kubelet.owners().await;
+        let followed = tokio::task::spawn_blocking(move || {
+            self.follower.follow(&before, owners, Instant::now())
+        });
+        wrong.extend(followed.await.unwrap_or_default());
+        wrong
     }
 
     /// Looks at the arbiter's devices. One that it no longer has, or that it cannot be asked about,
@@ -122,7 +135,7 @@ impl Plugin {
 
     /// Writes the node's devices where the scheduler extender reads them. Says what is wrong.
     pub fn publish(&self) -> Option<String> {
-        let (api, node) = (self.api.as_ref()?, self.node.as_ref()?);
+        let Cluster { api, node } = self.follower.cluster.as_ref()?;
         let devices = self.view.borrow().healthy().into_iter();
         let devices: Vec<NodeDevice> = devices
             .map(|device| NodeDevice {
@@ -160,7 +173,7 @@ impl Plugin {
                 Ok(record) => records.push(record),
                 Err(status) => {
                     for record in records {
-                        if let Err(error) = self.shares.release(&record.key) {
+                        if let Err(error) = self.shares.release_if(&record.key, record.made) {
                             crate::say!("{}: {error}", record.key);
                         }
                     }
@@ -179,101 +192,15 @@ impl Plugin {
         for share in &record.shares {
             let Some(job) = &share.job else { continue };
             match self.delivery {
-                Delivery::Cdi => response.cdi_devices.push(v1beta1::CdiDevice {
-                    name: cdi::Folder::id(&share.name),
-                }),
+                Delivery::Cdi => {
+                    let names = self.shares.node.cdi_ids(share).into_iter();
+                    let devices = names.map(|name| v1beta1::CdiDevice { name });
+                    response.cdi_devices.extend(devices);
+                }
                 Delivery::Plain => plain(&mut response, self.shares.node.edits(share, job)),
             }
         }
         response
-    }
-
-    /// Undoes what containers had that the kubelet no longer knows, and has shares follow their
-    /// pods' annotations. An allocation that the kubelet has not listed yet is left alone: it lists
-    /// a container after it has allocated its devices. Says what could not be done.
-    pub fn follow(&self, owners: &BTreeMap<String, Pod>) -> Vec<String> {
-        let mut failed = Vec::new();
-        let mut seen = self.owners.lock();
-        let records = self.shares.all();
-        seen.retain(|key, _| records.iter().any(|record| record.key == *key));
-        for record in &records {
-            let owner = record.units.iter().find_map(|unit| owners.get(unit));
-            match owner {
-                Some(pod) => {
-                    let entry = seen
-                        .entry(record.key.clone())
-                        .or_insert_with(|| (pod.clone(), None));
-                    if entry.0 != *pod {
-                        *entry = (pod.clone(), None);
-                    }
-                    if let Some(error) = self.follow_annotation(record, entry) {
-                        failed.push(error);
-                    }
-                }
-                None if seen.contains_key(&record.key) => match self.shares.release(&record.key) {
-                    Ok(()) => drop(seen.remove(&record.key)),
-                    Err(error) => failed.push(format!("{}: {error}", record.title)),
-                },
-                None => {}
-            }
-        }
-        failed
-    }
-
-    fn follow_annotation(
-        &self,
-        record: &Record,
-        (pod, last): &mut (Pod, Option<String>),
-    ) -> Option<String> {
-        let api = self.api.as_ref()?;
-        let failed = |error: &dyn std::fmt::Display| Some(format!("{}: {error}", pod.title()));
-        let annotations = match pods::annotations(api, pod) {
-            Ok(annotations) => annotations?,
-            // It is asked again.
-            Err(error) => return failed(&error),
-        };
-        let share = record.shares.first()?;
-        // The kubelet may have taken another device than the one that was chosen.
-        if annotations
-            .get(DEVICE_ANNOTATION)
-            .and_then(|at| at.as_str())
-            != Some(&share.device)
-        {
-            let device = [(DEVICE_ANNOTATION, share.device.as_str())];
-            if let Err(error) = pods::annotate(api, pod, &device) {
-                return failed(&error);
-            }
-        }
-        let asked = pods::share_asked(&annotations);
-        let now = format!("{asked:?}");
-        if last.as_ref() == Some(&now) {
-            return None;
-        }
-        let before = share.share;
-        let said = match asked {
-            Ok(None) if before == 0.0 => {
-                *last = Some(now);
-                return None;
-            }
-            Ok(share) => match self.shares.set_share(&record.key, share.unwrap_or(0.0)) {
-                Ok(()) => match share {
-                    Some(share) => format!("a share of {share} is in force"),
-                    None => "no share is promised".into(),
-                },
-                Err(error) if error.is_refusal() => {
-                    format!("refused: {error}; a share of {before} stays in force")
-                }
-                Err(error) => return failed(&error),
-            },
-            Err(error) => format!("refused: {error}; a share of {before} stays in force"),
-        };
-        match pods::annotate(api, pod, &[(pods::STATUS_ANNOTATION, &said)]) {
-            Ok(()) => {
-                *last = Some(now);
-                None
-            }
-            Err(error) => failed(&error),
-        }
     }
 
     /// Units for a container: of the device that the extender chose for such a pod, else of the one
@@ -313,7 +240,7 @@ fn wanted(asked: units::Asked) -> Record {
         }],
         key,
         units: asked.units,
-        complete: false,
+        ..Record::default()
     }
 }
 
@@ -378,8 +305,8 @@ impl Service for Plugin {
             }),
             v1beta1::PREFERRED => {
                 grpc::unary(call, move |asked: v1beta1::PreferredAllocationRequest| {
-                    let chosen = self.api.as_ref().zip(self.node.as_ref());
-                    let chosen = chosen.map(|(api, node)| picture::chosen(api, node));
+                    let chosen = self.follower.cluster.as_ref();
+                    let chosen = chosen.map(|cluster| cluster.chosen(&self.follower.owners()));
                     // Without an answer the tightest device does.
                     let chosen = chosen.and_then(Result::ok).unwrap_or_default();
                     let responses = asked.container_requests.iter().map(|one| {

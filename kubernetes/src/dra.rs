@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::api::{Api, ApiError, Patch, is_name};
-use crate::cdi;
 use crate::claim::{Claim, ClaimError};
 use crate::grpc::{self, Answering, Call, Service};
 use crate::node::NodeError;
@@ -22,15 +21,12 @@ const UID_CHARS: usize = 64;
 pub struct Driver {
     pub shares: Arc<Shares>,
     pub api: Api,
-    /// CDI kind of the GPUs themselves, as their own toolkit has listed them; none where ours
-    /// brings all that a container needs.
-    pub gpu_kind: Option<String>,
 }
 
 /// Why a claim is not prepared.
 #[derive(Debug, thiserror::Error)]
 enum PrepareError {
-    #[error("`{0}` is no {1}")]
+    #[error("invalid {1} `{0}`")]
     Name(String, &'static str),
     #[error("there is no claim {0}")]
     Gone(String),
@@ -46,10 +42,7 @@ enum PrepareError {
 
 impl Driver {
     fn prepare(&self, asked: &v1::Claim) -> Result<Vec<v1::Device>, PrepareError> {
-        for (text, what) in [
-            (&asked.namespace, "namespace"),
-            (&asked.name, "name of a claim"),
-        ] {
+        for (text, what) in [(&asked.namespace, "namespace"), (&asked.name, "claim name")] {
             if !is_name(text) {
                 return Err(PrepareError::Name(text.chars().take(80).collect(), what));
             }
@@ -82,14 +75,11 @@ impl Driver {
     }
 
     fn device(&self, share: &crate::records::Share) -> v1::Device {
-        let own = cdi::Folder::id(&share.name);
-        let gpu = self.gpu_kind.as_ref();
-        let gpu = gpu.map(|kind| format!("{kind}={}", share.device));
         v1::Device {
             request_names: vec![share.request.clone()],
             pool_name: share.pool.clone(),
             device_name: share.pool_device.clone(),
-            cdi_device_ids: gpu.into_iter().chain([own]).collect(),
+            cdi_device_ids: self.shares.node.cdi_ids(share),
             share_id: Some(share.share_id.clone()).filter(|id| !id.is_empty()),
         }
     }
@@ -126,7 +116,7 @@ fn check_uid(uid: &str) -> Result<(), PrepareError> {
     }
     Err(PrepareError::Name(
         uid.chars().take(80).collect(),
-        "uid of a claim",
+        "claim uid",
     ))
 }
 

@@ -12,13 +12,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::api::{Api, ApiError, Patch, is_name};
-use crate::fit::{Candidate, Choice, Decide, Wish};
+use crate::fit::{self, Candidate, Choice, Wish};
 use crate::http_server::{Answer, problem};
-use crate::picture::{Object, Picture};
-use crate::{DECISION_ANNOTATION, DEVICE_ANNOTATION};
+use crate::objects::Object;
+use crate::picture::{DEVICES_ANNOTATION, Picture};
+use crate::{DECISION_ANNOTATION, DEVICE_ANNOTATION, RESOURCE};
 
-/// Longest body: a node's object has some ten kilobytes, and a cluster five thousand of them.
-pub const LONGEST_BODY: usize = 128 << 20;
+/// Longest body: with `nodeCacheCapable` a pod and the names of five thousand nodes, of 253 bytes
+/// at the most. Without it, whole nodes of some ten kilobytes, it is enough for some thousand.
+pub const LONGEST_BODY: usize = 16 << 20;
 /// The most that kube-scheduler takes for a score.
 const BEST: i64 = 10;
 
@@ -60,15 +62,13 @@ struct Binding {
 /// The extender.
 pub struct Extender {
     api: Api,
-    core: Box<dyn Decide>,
     picture: Mutex<Picture>,
 }
 
 impl Extender {
-    pub fn new(api: Api, core: Box<dyn Decide>) -> Self {
+    pub fn new(api: Api) -> Self {
         Self {
             api,
-            core,
             picture: Mutex::default(),
         }
     }
@@ -135,7 +135,7 @@ impl Extender {
         };
         let mut failed_nodes = BTreeMap::new();
         for name in names {
-            if let Err(why) = self.on_node(&picture, &wish, &name, &pod.metadata.uid) {
+            if let Err(why) = Self::on_node(&picture, &wish, &name, &pod.metadata.uid) {
                 failed_nodes.insert(name, why);
             }
         }
@@ -147,16 +147,15 @@ impl Extender {
 
     /// The device of a node that a pod should have.
     fn on_node(
-        &self,
         picture: &Picture,
         wish: &Wish,
         node: &str,
         uid: &str,
     ) -> Result<(Candidate, Choice), String> {
-        let candidates = picture
-            .candidates(node, uid)
-            .ok_or_else(|| format!("{node} says of no device that it has it"))?;
-        let choice = self.core.choose(wish, &candidates);
+        let candidates = picture.candidates(node, uid).ok_or_else(|| {
+            format!("node {node} has no {DEVICES_ANNOTATION}: no device plugin runs there")
+        })?;
+        let choice = fit::choose(wish, &candidates);
         match choice.at.and_then(|at| candidates.get(at)) {
             Some(candidate) => Ok((candidate.clone(), choice)),
             None => {
@@ -178,7 +177,7 @@ impl Extender {
         let scores = names.into_iter().map(|host| {
             let score = match (&wish, &picture) {
                 (Some(wish), Ok(picture)) => {
-                    let on_node = self.on_node(picture, wish, &host, &uid);
+                    let on_node = Self::on_node(picture, wish, &host, &uid);
                     on_node.map_or(0, |(candidate, _)| score(wish, &candidate))
                 }
                 // Without a wish of ours, or without a picture, all are alike.
@@ -203,7 +202,7 @@ impl Extender {
         ] {
             if !is_name(name) {
                 let short: String = name.chars().take(80).collect();
-                return Err(format!("`{short}` is no name of a {what}"));
+                return Err(format!("invalid {what} name `{short}`"));
             }
         }
         let path = format!("/api/v1/namespaces/{pod_namespace}/pods/{pod_name}");
@@ -217,17 +216,18 @@ impl Extender {
                 pod.metadata.uid
             ));
         }
-        let wish = pod.wish()?;
-        if let Some(wish) = &wish {
-            let (device, reason) = self.take(wish, node, pod_uid)?;
-            let annotations = json!({"metadata": {"uid": pod_uid, "annotations": {
-                DEVICE_ANNOTATION: device,
-                DECISION_ANNOTATION: reason,
-            }}});
-            if let Err(error) = self.api.patch(&path, Patch::Merge, &annotations) {
-                self.picture.lock().forget(pod_uid);
-                return Err(error.to_string());
-            }
+        // Who else has pods to bind binds them: a scheduler asks about ours only.
+        let wish = pod.wish()?.ok_or_else(|| {
+            format!("pod {pod_namespace}/{pod_name} asks for no {RESOURCE}: it is not bound here")
+        })?;
+        let (device, reason) = self.take(&wish, node, pod_uid)?;
+        let annotations = json!({"metadata": {"uid": pod_uid, "annotations": {
+            DEVICE_ANNOTATION: device,
+            DECISION_ANNOTATION: reason,
+        }}});
+        if let Err(error) = self.api.patch(&path, Patch::Merge, &annotations) {
+            self.picture.lock().forget(pod_uid);
+            return Err(error.to_string());
         }
         let binding = json!({
             "apiVersion": "v1",
@@ -248,7 +248,7 @@ impl Extender {
     /// given the space, or a device may have vanished.
     fn take(&self, wish: &Wish, node: &str, uid: &str) -> Result<(String, String), String> {
         let mut picture = self.look().map_err(|error| error.to_string())?;
-        let (candidate, choice) = self.on_node(&picture, wish, node, uid)?;
+        let (candidate, choice) = Self::on_node(&picture, wish, node, uid)?;
         picture.assume(uid, node, &candidate.uuid, wish.clone(), Instant::now());
         Ok((candidate.uuid, choice.reason))
     }

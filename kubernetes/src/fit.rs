@@ -1,5 +1,5 @@
-//! Which device of which node a pod should have: a question to a decision core, and an own answer
-//! where there is none.
+//! Which device of which node a pod should have: where it fits with the least memory left over, so
+//! that large pods find space; of those the one with the most time left. It measures nothing.
 
 use serde::{Deserialize, Serialize};
 
@@ -37,16 +37,6 @@ pub struct Choice {
     pub unfit: Vec<Option<String>>,
 }
 
-/// Who decides.
-pub trait Decide: Send + Sync {
-    fn choose(&self, wish: &Wish, candidates: &[Candidate]) -> Choice;
-}
-
-/// Where it fits with the least memory left over, so that large pods find space; of those the one
-/// with the most time left. It measures nothing.
-#[derive(Debug, Default)]
-pub struct BestFit;
-
 /// What rounding leaves of shares that add up to one.
 const NEARLY: f64 = 1e-9;
 
@@ -73,35 +63,34 @@ fn short(share: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-impl Decide for BestFit {
-    fn choose(&self, wish: &Wish, candidates: &[Candidate]) -> Choice {
-        let unfit: Vec<_> = candidates.iter().map(|one| why_not(wish, one)).collect();
-        let fitting = candidates
-            .iter()
-            .enumerate()
-            .filter(|(at, _)| unfit.get(*at).is_some_and(Option::is_none));
-        let best = fitting.min_by(|(_, a), (_, b)| {
-            let by_memory = a.free_gib.cmp(&b.free_gib);
-            by_memory
-                .then_with(|| b.free_share.total_cmp(&a.free_share))
-                .then_with(|| (&a.node, &a.uuid).cmp(&(&b.node, &b.uuid)))
-        });
-        let reason = best.map_or_else(
-            || "no device has the memory and the share".to_owned(),
-            |(_, one)| {
-                format!(
-                    "fits most tightly: {} of {} GiB stay free beside {} others",
-                    one.free_gib.saturating_sub(wish.memory_gib),
-                    one.total_gib,
-                    one.residents.len()
-                )
-            },
-        );
-        Choice {
-            at: best.map(|(at, _)| at),
-            reason,
-            unfit,
-        }
+/// The device that fits best.
+pub fn choose(wish: &Wish, candidates: &[Candidate]) -> Choice {
+    let unfit: Vec<_> = candidates.iter().map(|one| why_not(wish, one)).collect();
+    let fitting = candidates
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| unfit.get(*at).is_some_and(Option::is_none));
+    let best = fitting.min_by(|(_, a), (_, b)| {
+        let by_memory = a.free_gib.cmp(&b.free_gib);
+        by_memory
+            .then_with(|| b.free_share.total_cmp(&a.free_share))
+            .then_with(|| (&a.node, &a.uuid).cmp(&(&b.node, &b.uuid)))
+    });
+    let reason = best.map_or_else(
+        || "no device has the memory and the share".to_owned(),
+        |(_, one)| {
+            format!(
+                "fits most tightly: {} of {} GiB stay free beside {} others",
+                one.free_gib.saturating_sub(wish.memory_gib),
+                one.total_gib,
+                one.residents.len()
+            )
+        },
+    );
+    Choice {
+        at: best.map(|(at, _)| at),
+        reason,
+        unfit,
     }
 }
 
@@ -135,12 +124,12 @@ mod tests {
             candidate("b", 30, 0.2),
             candidate("c", 40, 0.7),
         ];
-        let at = |wish: &Wish| BestFit.choose(wish, &all).at;
+        let at = |wish: &Wish| choose(wish, &all).at;
         assert_eq!(at(&wish(30, 0.2)), Some(1));
         assert_eq!(at(&wish(30, 0.5)), Some(2), "b has no time left");
         assert_eq!(at(&wish(41, 0.1)), Some(0));
         assert_eq!(at(&wish(81, 0.1)), None);
-        let choice = BestFit.choose(&wish(35, 0.8), &all);
+        let choice = choose(&wish(35, 0.8), &all);
         assert_eq!(choice.at, Some(0));
         assert!(
             choice.unfit[1]

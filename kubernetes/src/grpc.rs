@@ -25,6 +25,8 @@ use tonic::body::Body;
 use tonic_prost::ProstCodec;
 use tower_service::Service as Tower;
 
+use crate::sockets::{is_passing, may_call};
+
 /// Longest message. A pod's list of devices has some hundred lines.
 const LONGEST: usize = 1 << 20;
 /// Longest answer that is read: a list of all pods of a node.
@@ -88,22 +90,6 @@ pub async fn serve(listener: UnixListener, service: Arc<dyn Service>) -> io::Err
             drop(place);
         });
     }
-}
-
-/// Whether an error says nothing of the listener.
-fn is_passing(error: &io::Error) -> bool {
-    use nix::libc::{ECONNABORTED, EINTR, EMFILE, ENFILE, ENOMEM};
-    error
-        .raw_os_error()
-        .is_some_and(|e| [ECONNABORTED, EINTR, EMFILE, ENFILE, ENOMEM].contains(&e))
-}
-
-/// Whether the kernel says that the other side is root, or our own user.
-fn may_call(stream: &UnixStream) -> bool {
-    let own = nix::unistd::geteuid().as_raw();
-    stream
-        .peer_cred()
-        .is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own)
 }
 
 /// Answers a call with one message by a function, on a thread of its own.

@@ -126,7 +126,7 @@ fn ask(mut line: &UnixStream, task: &Task) -> io::Result<Said> {
 /// What a holder does, with its starter at standard input. Returns when it is not wanted.
 ///
 /// # Errors
-/// Its starter is gone, or asks for nothing that makes sense.
+/// Its starter is gone, or what it sent is no task.
 pub fn run() -> io::Result<()> {
     // A terminal's signals are for the plugin.
     let _ = nix::unistd::setsid();

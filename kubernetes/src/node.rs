@@ -1,9 +1,6 @@
 //! The node: its arbiter's devices, and what a container needs to reach that.
 
 use std::ffi::OsString;
-use std::fs;
-use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,7 +10,7 @@ use control::{
     MemLimit,
 };
 
-use crate::cdi::{DeviceNode, Edits, Mount};
+use crate::cdi::{DeviceNode, Edits, Folder, Mount};
 use crate::holder::{HoldError, Holder, Task};
 use crate::records::{Job, Share};
 
@@ -21,13 +18,13 @@ use crate::records::{Job, Share};
 const ANSWER: Duration = Duration::from_secs(10);
 /// One GiB: the unit of the device plugin, and the step of a claim.
 pub const GIB: u64 = 1 << 30;
+/// Longest name of a device in a pool.
+const LABEL: usize = 63;
 
 /// The node.
 #[derive(Debug)]
 pub struct Node {
     pub dir: RuntimeDir,
-    /// What containers are given of the arbiter's directory: the channel's socket and nothing else.
-    pub pods_dir: PathBuf,
     /// To start holders with.
     pub program: PathBuf,
     /// `libsublet.so`, at the same path on the host and in containers.
@@ -38,6 +35,11 @@ pub struct Node {
     pub simulated: Option<Simulated>,
     /// Device nodes that every container gets.
     pub device_nodes: Vec<PathBuf>,
+    /// CDI kind of the GPUs themselves, as their own toolkit has listed them; none where ours
+    /// brings all that a container needs.
+    pub gpu_kind: Option<String>,
+    /// The file that names the library to every program of a container (`/etc/ld.so.preload`).
+    pub preload: PathBuf,
 }
 
 /// The simulated device, as a container needs it.
@@ -61,9 +63,14 @@ pub struct Device {
 }
 
 impl Device {
-    /// Its name in a pool.
+    /// Its name in a pool: by its UUID, since a driver counts devices anew at each start. A DNS
+    /// label, as Kubernetes wants it.
     pub fn pool_name(&self) -> String {
-        format!("gpu-{}", self.index)
+        let letters = self.uuid.chars().take(LABEL).map(|c| match c {
+            c if c.is_ascii_alphanumeric() => c.to_ascii_lowercase(),
+            _ => '-',
+        });
+        letters.collect::<String>().trim_matches('-').to_owned()
     }
 }
 
@@ -76,8 +83,10 @@ pub enum NodeError {
     Arbiter(#[from] ClientError),
     #[error(transparent)]
     Probe(#[from] HoldError),
-    #[error("{}: {error}", .path.display())]
-    Io { path: PathBuf, error: io::Error },
+    #[error(
+        "{} is not UTF-8, which CDI files are: install or place it elsewhere", .0.display()
+    )]
+    NotText(PathBuf),
 }
 
 impl Node {
@@ -180,40 +189,37 @@ impl Node {
         }
     }
 
-    /// Makes the channel's socket reachable for containers, also after the arbiter has made it
-    /// anew: a link to it, in a directory of its own. The control socket is not there.
+    /// Whether all that containers are given can be written in CDI's files.
     ///
     /// # Errors
-    /// Those of the disk.
-    pub fn link_channel(&self) -> Result<(), NodeError> {
-        let channel = self.dir.channel_socket();
-        let link = self.pods_dir.join("channel.sock");
-        let linked = || {
-            let mut builder = fs::DirBuilder::new();
-            builder.recursive(true).mode(0o755).create(&self.pods_dir)?;
-            let there = fs::symlink_metadata(&channel)?;
-            match fs::symlink_metadata(&link) {
-                Ok(old) if (old.dev(), old.ino()) == (there.dev(), there.ino()) => return Ok(()),
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
-            let beside = self.pods_dir.join(".channel.sock");
-            match fs::remove_file(&beside) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-            fs::hard_link(&channel, &beside)?;
-            fs::rename(&beside, &link)
-        };
-        linked().map_err(|error| NodeError::Io { path: link, error })
+    /// [`NodeError::NotText`]
+    pub fn check(&self) -> Result<(), NodeError> {
+        let containers = self.dir.containers_dir();
+        let mut all = vec![&self.library, &self.driver, &self.preload, &containers];
+        all.extend(&self.device_nodes);
+        if let Some(simulated) = &self.simulated {
+            all.push(&simulated.libraries);
+            all.extend(&simulated.state);
+        }
+        match all.into_iter().find(|path| path.to_str().is_none()) {
+            Some(path) => Err(NodeError::NotText(path.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// The CDI devices that a container with a share is to have.
+    pub fn cdi_ids(&self, share: &Share) -> Vec<String> {
+        let gpu = self.gpu_kind.as_ref();
+        let gpu = gpu.map(|kind| format!("{kind}={}", share.device));
+        gpu.into_iter().chain([Folder::id(&share.name)]).collect()
     }
 
     /// What a container gets with a share.
     pub fn edits(&self, share: &Share, job: &Job) -> Edits {
-        let socket = self.pods_dir.join("channel.sock");
+        // The arbiter makes its socket anew there: nothing else of its directory is shown.
+        let containers = self.dir.containers_dir();
+        let socket = containers.join("channel.sock");
         let mut env = vec![
-            format!("LD_PRELOAD={}", self.library.display()),
             format!("SUBLET_SOCKET={}", socket.display()),
             format!("SUBLET_TOKEN={}", job.token),
             format!("SUBLET_JOB={}", job.name),
@@ -221,7 +227,12 @@ impl Node {
             format!("NVIDIA_VISIBLE_DEVICES={}", share.device),
             format!("CUDA_VISIBLE_DEVICES={}", share.device),
         ];
-        let mut mounts = vec![mount(&self.library), mount(&self.pods_dir)];
+        // Not by `LD_PRELOAD`: that would take the place of the pod's own.
+        let preload = Mount {
+            container_path: "/etc/ld.so.preload".into(),
+            ..mount(&self.preload)
+        };
+        let mut mounts = vec![mount(&self.library), mount(&containers), preload];
         if let Some(simulated) = &self.simulated {
             env.push(format!("SUBLET_DRIVER={}", self.driver.display()));
             env.push(format!("LD_LIBRARY_PATH={}", simulated.libraries.display()));
@@ -263,5 +274,26 @@ fn mount(path: &Path) -> Mount {
         host_path: path.to_owned(),
         container_path: path.to_owned(),
         options: vec!["ro", "bind", "nosuid", "nodev"],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_called_by_its_uuid_as_a_label() {
+        let name = |uuid: &str| {
+            let device = Device {
+                index: 3,
+                uuid: uuid.into(),
+                model: String::new(),
+                usable_bytes: GIB,
+            };
+            device.pool_name()
+        };
+        assert_eq!(name("GPU-8A3f0c11-00"), "gpu-8a3f0c11-00");
+        assert_eq!(name("MIG-a/b.c/"), "mig-a-b-c");
+        assert_eq!(name(&"x".repeat(99)).len(), LABEL);
     }
 }

@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::DEVICE_ANNOTATION;
 use crate::api::{Api, ApiError};
 use crate::fit::{Candidate, Wish};
-use crate::pods::share_asked;
-use crate::quantity::Quantity;
-use crate::{DEVICE_ANNOTATION, RESOURCE};
+use crate::objects::Object;
 
 /// A node's devices, as its device plugin writes them: JSON, a list of [`NodeDevice`].
 pub const DEVICES_ANNOTATION: &str = "sublet.dev/devices";
-/// How old the picture may be. What this process has decided since is added to it.
-const FRESH: Duration = Duration::from_secs(1);
+/// How old the picture may be: it is a list of all pods. What this process has decided since is
+/// added to it.
+const FRESH: Duration = Duration::from_secs(3);
 /// TIMEOUT: a decision is in the list of pods as soon as the API server has it; one that is not by
 /// then was never carried out.
 const ASSUMED: Duration = Duration::from_secs(30);
@@ -30,110 +30,6 @@ const ASSUMED: Duration = Duration::from_secs(30);
 pub struct NodeDevice {
     pub uuid: String,
     pub gib: u64,
-}
-
-/// An object, as far as it is looked at.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
-#[serde(default)]
-pub struct Object {
-    pub metadata: Metadata,
-    pub spec: PodSpec,
-    pub status: PodStatus,
-}
-
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
-#[serde(default)]
-pub struct Metadata {
-    pub name: String,
-    pub namespace: String,
-    pub uid: String,
-    pub annotations: Option<BTreeMap<String, String>>,
-}
-
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct PodSpec {
-    pub node_name: String,
-    pub containers: Vec<Container>,
-}
-
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
-#[serde(default)]
-pub struct Container {
-    pub resources: Resources,
-}
-
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
-#[serde(default)]
-pub struct Resources {
-    pub limits: BTreeMap<String, serde_json::Value>,
-}
-
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
-#[serde(default)]
-pub struct PodStatus {
-    pub phase: String,
-}
-
-impl Object {
-    fn annotation(&self, name: &str) -> Option<&str> {
-        self.metadata
-            .annotations
-            .as_ref()?
-            .get(name)
-            .map(String::as_str)
-    }
-
-    /// For people.
-    pub fn title(&self) -> String {
-        format!("{}/{}", self.metadata.namespace, self.metadata.name)
-    }
-
-    /// What a pod wants of a device; `None`: nothing of ours.
-    ///
-    /// # Errors
-    /// What it says that cannot be.
-    pub fn wish(&self) -> Result<Option<Wish>, String> {
-        let mut memory_gib = 0_u64;
-        for container in &self.spec.containers {
-            let Some(limit) = container.resources.limits.get(RESOURCE) else {
-                continue;
-            };
-            let text = match limit {
-                serde_json::Value::String(text) => text.clone(),
-                other => other.to_string(),
-            };
-            let units = Quantity::parse(&text).map_err(|error| format!("{RESOURCE}: {error}"))?;
-            memory_gib = memory_gib.saturating_add(units.bytes().unwrap_or(u64::MAX));
-        }
-        if memory_gib == 0 {
-            return Ok(None);
-        }
-        let annotations = serde_json::to_value(&self.metadata.annotations).unwrap_or_default();
-        Ok(Some(Wish {
-            name: self.title(),
-            memory_gib,
-            share: share_asked(&annotations)?,
-        }))
-    }
-}
-
-/// The devices that were chosen for pods of a node that have not started yet, with their GiB.
-///
-/// # Errors
-/// [`ApiError`]
-pub fn chosen(api: &Api, node: &str) -> Result<Vec<(String, u64)>, ApiError> {
-    let query = format!("&fieldSelector=spec.nodeName%3D{node},status.phase%3DPending");
-    let pods: Vec<Object> = api.list("/api/v1/pods", &query)?;
-    let pending = pods.iter().filter(|pod| pod.spec.node_name == node);
-    let chosen = pending.filter_map(|pod| {
-        let wish = pod.wish().ok().flatten()?;
-        Some((
-            pod.annotation(DEVICE_ANNOTATION)?.to_owned(),
-            wish.memory_gib,
-        ))
-    });
-    Ok(chosen.collect())
 }
 
 /// A pod that was given a device a moment ago.
@@ -177,8 +73,7 @@ impl Picture {
     fn set(&mut self, nodes: Vec<Object>, pods: Vec<Object>, now: Instant) {
         self.nodes = nodes;
         self.pods = pods;
-        self.pods
-            .retain(|pod| pod.wish().is_ok_and(|wish| wish.is_some()));
+        self.pods.retain(|pod| pod.memory_gib() > 0);
         self.taken = Some(now);
         let pods = &self.pods;
         self.assumed.retain(|uid, one| {
@@ -229,9 +124,14 @@ impl Picture {
                 && pod.metadata.uid != uid
                 && !self.assumed.contains_key(&pod.metadata.uid)
         });
-        let listed = here.filter_map(|pod| {
-            let wish = pod.wish().ok().flatten()?;
-            Some((pod.annotation(DEVICE_ANNOTATION).unwrap_or_default(), wish))
+        let listed = here.map(|pod| {
+            // Its memory is taken, whatever its annotations say.
+            let wish = Wish {
+                name: pod.pod().title(),
+                memory_gib: pod.memory_gib(),
+                share: pod.share_asked().unwrap_or_default(),
+            };
+            (pod.annotation(DEVICE_ANNOTATION).unwrap_or_default(), wish)
         });
         let assumed = self.assumed.iter();
         let assumed = assumed
@@ -267,6 +167,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::RESOURCE;
 
     fn object(value: serde_json::Value) -> Object {
         serde_json::from_value(value).unwrap()
@@ -331,6 +232,13 @@ mod tests {
         );
         picture.set(vec![node()], pods, now + ASSUMED);
         assert_eq!(left(&picture, "x"), [(50, 0.5), (10, 1.0)]);
+        let lies = json!({DEVICE_ANNOTATION: "A", "sublet.dev/share": "lots"});
+        picture.set(vec![node()], vec![pod("1", "n", 30, lies)], now);
+        assert_eq!(
+            left(&picture, "x"),
+            [(50, 1.0), (40, 1.0)],
+            "a bad annotation gives no memory back"
+        );
         assert_eq!(picture.candidates("m", "x"), None);
     }
 

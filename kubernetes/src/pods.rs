@@ -1,39 +1,26 @@
-//! Pods of this node: who has which units, and what their annotations ask for.
+//! Pods of this node: who has which units, by the kubelet, and what pods say, by the API server.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
+use crate::DEVICE_ANNOTATION;
+use crate::RESOURCE;
 use crate::api::{Api, ApiError, Patch, is_name};
 use crate::grpc::Client;
+use crate::objects::Object;
 use crate::proto::pod_resources::{LIST, ListRequest, ListResponse};
-use crate::{RESOURCE, SHARE_ANNOTATION};
+use crate::records::Pod;
 
 /// What became of the share that a pod's annotation asks for; for people and scripts.
 pub const STATUS_ANNOTATION: &str = "sublet.dev/status";
 /// TIMEOUT: the kubelet answers from memory.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A pod.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Pod {
-    pub namespace: String,
-    pub name: String,
-}
-
-impl Pod {
-    fn path(&self) -> Option<String> {
-        (is_name(&self.namespace) && is_name(&self.name))
-            .then(|| format!("/api/v1/namespaces/{}/pods/{}", self.namespace, self.name))
-    }
-
-    /// For people.
-    pub fn title(&self) -> String {
-        format!("{}/{}", self.namespace, self.name)
-    }
-}
+/// Who has each unit.
+pub type Owners = BTreeMap<String, Pod>;
 
 /// The kubelet's list of who has what.
 #[derive(Debug, Clone)]
@@ -43,8 +30,8 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// The pod of each unit; `None`: the kubelet does not say.
-    pub async fn owners(&self) -> Option<BTreeMap<String, Pod>> {
+    /// The pod of each unit, without its uid; `None`: the kubelet does not say.
+    pub async fn owners(&self) -> Option<Owners> {
         let mut kubelet = Client::connect(&self.socket).await.ok()?;
         let list: ListResponse = kubelet.ask(LIST, ListRequest {}, PATIENCE).await.ok()?;
         let mut owners = BTreeMap::new();
@@ -52,6 +39,7 @@ impl Kubelet {
             let owner = Pod {
                 namespace: pod.namespace,
                 name: pod.name,
+                uid: String::new(),
             };
             let devices = pod.containers.into_iter().flat_map(|one| one.devices);
             for devices in devices.filter(|one| one.resource_name == RESOURCE) {
@@ -63,57 +51,88 @@ impl Kubelet {
     }
 }
 
-/// The share that annotations ask for; `None`: they do not say.
-///
-/// # Errors
-/// What is written there, and what to write instead.
-pub fn share_asked(annotations: &Value) -> Result<Option<f64>, String> {
-    let Some(text) = annotations.get(SHARE_ANNOTATION).and_then(Value::as_str) else {
-        return Ok(None);
-    };
-    let short: String = text.chars().take(40).collect();
-    let wrong = || {
-        format!(
-            "{SHARE_ANNOTATION} is `{short}`: write a part of the device above 0 and up to 1, such as 0.5, or a percentage"
-        )
-    };
-    let (number, divisor) = match text.trim().strip_suffix('%') {
-        Some(number) => (number, 100.0),
-        None => (text.trim(), 1.0),
-    };
-    let plain = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit() || b == b'.');
-    match number.parse::<f64>() {
-        Ok(share) if plain && share > 0.0 && share / divisor <= 1.0 => Ok(Some(share / divisor)),
-        _ => Err(wrong()),
+/// This node as the API server knows it.
+#[derive(Debug)]
+pub struct Cluster {
+    pub api: Api,
+    /// Name of the node.
+    pub node: String,
+}
+
+impl Cluster {
+    /// Pods that were sent to this node and ask for units, as a server's memory has them: some
+    /// seconds old at the most, and cheap to ask for.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub fn pods(&self) -> Result<Vec<Object>, ApiError> {
+        let query = format!(
+            "&resourceVersion=0&fieldSelector=spec.nodeName%3D{}",
+            self.node
+        );
+        let pods: Vec<Object> = self.api.list("/api/v1/pods", &query)?;
+        let ours = pods
+            .into_iter()
+            .filter(|pod| pod.spec.node_name == self.node && pod.memory_gib() > 0);
+        Ok(ours.collect())
+    }
+
+    /// Whether a pod is no more, or has ended: as of now.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub fn is_over(&self, pod: &Pod) -> Result<bool, ApiError> {
+        let Some(path) = path(pod) else {
+            return Ok(true);
+        };
+        let Some(object) = self.api.get(&path)? else {
+            return Ok(true);
+        };
+        let object: Object = serde_json::from_value(object).unwrap_or_default();
+        let another = !pod.uid.is_empty() && object.metadata.uid != pod.uid;
+        Ok(another || object.has_ended() || object.spec.node_name != self.node)
+    }
+
+    /// Writes annotations on a pod, if it is still that one.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub fn annotate(&self, pod: &Pod, what: &BTreeMap<&str, &str>) -> Result<(), ApiError> {
+        let Some(path) = path(pod) else {
+            return Ok(());
+        };
+        let mut metadata = json!({"annotations": what});
+        if !pod.uid.is_empty() {
+            metadata["uid"] = json!(pod.uid);
+        }
+        let body = json!({"metadata": metadata});
+        self.api.patch(&path, Patch::Merge, &body).map(drop)
+    }
+
+    /// Devices that were chosen for pods that have no units yet, with their GiB.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub fn chosen(&self, owners: &Owners) -> Result<Vec<(String, u64)>, ApiError> {
+        Ok(waiting(&self.pods()?, owners))
     }
 }
 
-/// A pod's annotations; an empty object where it has none, `None` where there is no such pod.
-///
-/// # Errors
-/// [`ApiError`]
-pub fn annotations(api: &Api, pod: &Pod) -> Result<Option<Value>, ApiError> {
-    let Some(path) = pod.path() else {
-        return Ok(None);
-    };
-    let Some(object) = api.get(&path)? else {
-        return Ok(None);
-    };
-    let said = object.pointer("/metadata/annotations").cloned();
-    Ok(Some(said.unwrap_or_else(|| json!({}))))
+/// Of pods whose units the kubelet has not given yet: those that have them are not asked about.
+fn waiting(pods: &[Object], owners: &Owners) -> Vec<(String, u64)> {
+    let waiting = pods.iter().filter(|pod| {
+        pod.status.phase == "Pending" && !owners.values().any(|of| of.is_called_as(&pod.pod()))
+    });
+    let chosen = waiting.filter_map(|pod| {
+        let device = pod.annotation(DEVICE_ANNOTATION)?;
+        Some((device.to_owned(), pod.memory_gib()))
+    });
+    chosen.collect()
 }
 
-/// Writes annotations on a pod.
-///
-/// # Errors
-/// [`ApiError`]
-pub fn annotate(api: &Api, pod: &Pod, what: &[(&str, &str)]) -> Result<(), ApiError> {
-    let Some(path) = pod.path() else {
-        return Ok(());
-    };
-    let what: BTreeMap<&str, &str> = what.iter().copied().collect();
-    let body = json!({"metadata": {"annotations": what}});
-    api.patch(&path, Patch::Merge, &body).map(drop)
+fn path(pod: &Pod) -> Option<String> {
+    (is_name(&pod.namespace) && is_name(&pod.name))
+        .then(|| format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name))
 }
 
 #[cfg(test)]
@@ -121,16 +140,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_annotation_is_a_share_or_says_why_not() {
-        let asked = |text: &str| share_asked(&json!({SHARE_ANNOTATION: text}));
-        assert_eq!(asked("0.25"), Ok(Some(0.25)));
-        assert_eq!(asked(" 40% "), Ok(Some(0.4)));
-        assert_eq!(share_asked(&json!({})), Ok(None));
-        assert_eq!(share_asked(&Value::Null), Ok(None));
-        for text in ["", "0", "1.1", "101%", "-0.1", "NaN", "inf", "half", "1e-3"] {
-            let error = asked(text).unwrap_err();
-            assert!(error.contains("such as 0.5"), "{text}: {error}");
-        }
-        assert!(asked(&"9".repeat(5000)).unwrap_err().len() < 300);
+    fn a_choice_is_for_a_pod_that_has_no_units_yet() {
+        let pod = |name: &str, phase: &str, device: &str| -> Object {
+            serde_json::from_value(json!({
+                "metadata": {
+                    "name": name, "namespace": "d",
+                    "annotations": {DEVICE_ANNOTATION: device},
+                },
+                "spec": {"containers": [{"resources": {"limits": {RESOURCE: "3"}}}]},
+                "status": {"phase": phase},
+            }))
+            .unwrap()
+        };
+        let has = Pod {
+            namespace: "d".into(),
+            name: "has".into(),
+            uid: String::new(),
+        };
+        let owners = Owners::from([("A::0".into(), has)]);
+        let pods = [
+            pod("has", "Pending", "A"),
+            pod("runs", "Running", "A"),
+            pod("waits", "Pending", "B"),
+        ];
+        assert_eq!(waiting(&pods, &owners), [("B".to_owned(), 3)]);
     }
 }

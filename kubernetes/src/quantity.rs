@@ -17,7 +17,7 @@ pub struct NotAQuantity(String);
 const LONGEST: usize = 40;
 
 /// Suffixes, and what they multiply by, in thousandths.
-const SUFFIXES: [(&str, u128); 15] = [
+const SUFFIXES: [(&str, u128); 13] = [
     ("Ki", 1000 << 10),
     ("Mi", 1000 << 20),
     ("Gi", 1000 << 30),
@@ -31,8 +31,6 @@ const SUFFIXES: [(&str, u128); 15] = [
     ("T", 1_000_000_000_000_000),
     ("P", 1_000_000_000_000_000_000),
     ("E", 1_000_000_000_000_000_000_000),
-    ("n", 0),
-    ("u", 0),
 ];
 
 impl Quantity {
@@ -92,16 +90,6 @@ impl Quantity {
     pub fn number(self) -> f64 {
         // CAST: the nearest number is good enough for a share.
         self.thousandths as f64 / 1000.0
-    }
-
-    /// What the scheduler makes of a request: the least multiple of `step` above `least` that
-    /// covers it.
-    pub fn rounded_up(self, least: Self, step: Self) -> Self {
-        let above = self.thousandths.saturating_sub(least.thousandths);
-        let steps = above.div_ceil(step.thousandths.max(1));
-        Self {
-            thousandths: least.thousandths + steps.saturating_mul(step.thousandths),
-        }
     }
 }
 
@@ -178,15 +166,6 @@ mod tests {
                 "{error}"
             );
         }
-    }
-
-    #[test]
-    fn requests_are_rounded_up_as_the_scheduler_was_seen_to() {
-        let gi = Quantity::parse("1Gi").unwrap();
-        let rounded = |text: &str| Quantity::parse(text).unwrap().rounded_up(gi, gi).bytes();
-        assert_eq!(rounded("40500Mi"), Some(40 << 30));
-        assert_eq!(rounded("30Gi"), Some(30 << 30));
-        assert_eq!(rounded("1"), Some(1 << 30));
     }
 
     #[test]

@@ -1,15 +1,18 @@
 //! What was prepared for whom, in a directory of this process's own: what a killed plugin knew.
 //!
 //! A record is written whole or not at all. It says what is to be undone, so it is written before
-//! anything of it is done, and removed after all of it is undone.
+//! anything of it is done, and removed after all of it is undone. One that is being undone has
+//! another name: that takes no space, which a full disk does not have.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
+
+use crate::files;
 
 /// One claim, or one container's allocation.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -24,6 +27,32 @@ pub struct Record {
     pub shares: Vec<Share>,
     /// All of it is done, and its asker may have been answered.
     pub complete: bool,
+    /// Which of those that had this key one after the other: a number that no other has.
+    pub made: u64,
+    /// Whose it is; of units only, since the kubelet has listed them.
+    pub pod: Option<Pod>,
+}
+
+/// A pod.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Pod {
+    pub namespace: String,
+    pub name: String,
+    /// Empty as long as it is not known: the kubelet's list does not have it.
+    pub uid: String,
+}
+
+impl Pod {
+    /// For people.
+    pub fn title(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Whether both are called the same; one may be the successor of the other.
+    pub fn is_called_as(&self, other: &Self) -> bool {
+        self.namespace == other.namespace && self.name == other.name
+    }
 }
 
 /// A part of one device, and the job that has it.
@@ -118,7 +147,11 @@ impl Records {
         self.dir.join(format!("{key}.json"))
     }
 
-    /// All of them; damaged ones apart.
+    fn undone(&self, key: &str) -> PathBuf {
+        self.dir.join(format!("{key}.undo"))
+    }
+
+    /// All of them, those first that are being undone; damaged ones apart.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -130,18 +163,25 @@ impl Records {
         let (mut records, mut damaged) = (Vec::new(), Vec::new());
         for entry in fs::read_dir(&self.dir).map_err(io)? {
             let path = entry.map_err(io)?.path();
-            if path.extension().is_some_and(|ext| ext == "new") {
-                let _ = fs::remove_file(&path);
-            }
-            if path.extension().is_none_or(|ext| ext != "json") {
-                continue;
-            }
+            let extension = path.extension().and_then(|ext| ext.to_str());
+            let is_undone = match extension {
+                Some("json") => false,
+                Some("undo") => true,
+                Some("new") => {
+                    let _ = fs::remove_file(&path);
+                    continue;
+                }
+                _ => continue,
+            };
             match read(&path) {
-                Ok(record) => records.push(record),
+                Ok(mut record) => {
+                    record.complete &= !is_undone;
+                    records.push(record);
+                }
                 Err(error) => damaged.push(error),
             }
         }
-        records.sort_by(|a, b| a.key.cmp(&b.key));
+        records.sort_by(|a, b| (a.complete, &a.key).cmp(&(b.complete, &b.key)));
         Ok((records, damaged))
     }
 
@@ -151,34 +191,35 @@ impl Records {
     /// Those of the disk.
     pub fn write(&self, record: &Record) -> Result<(), RecordError> {
         let path = self.file(&record.key);
-        let written = || {
-            let mut beside = tempfile::Builder::new()
-                .prefix(".")
-                .suffix(".new")
-                .tempfile_in(&self.dir)?;
-            beside.write_all(serde_json::to_string(record)?.as_bytes())?;
-            beside.as_file().sync_all()?;
-            beside.persist(&path).map_err(|error| error.error)?;
-            Ok(())
-        };
-        written().map_err(|error| RecordError::Io {
-            path: path.clone(),
-            error,
-        })
+        let text = serde_json::to_vec(record).map_err(io::Error::from);
+        text.and_then(|text| files::replace(&path, &text, 0o600))
+            .map_err(|error| RecordError::Io { path, error })
     }
 
-    /// Removes one, if it is there.
+    /// Notes that one is being undone, if it is there: its holders end, and a process that comes
+    /// after this one goes on.
     ///
     /// # Errors
     /// Those of the disk.
-    pub fn remove(&self, key: &str) -> Result<(), RecordError> {
+    pub fn begin_undo(&self, key: &str) -> Result<(), RecordError> {
         let path = self.file(key);
-        match fs::remove_file(&path) {
+        match files::rename(&path, &self.undone(key)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(RecordError::Io { path, error })
             }
             _ => Ok(()),
         }
+    }
+
+    /// Removes one that was undone, if it is there.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn remove(&self, key: &str) -> Result<(), RecordError> {
+        for path in [self.undone(key), self.file(key)] {
+            files::remove(&path).map_err(|error| RecordError::Io { path, error })?;
+        }
+        Ok(())
     }
 }
 
@@ -225,8 +266,29 @@ mod tests {
         assert_eq!(all, [record]);
         assert!(damaged[0].to_string().contains("uid-2.json"), "{damaged:?}");
         assert!(!dir.join(".x.new").exists());
+        records.begin_undo("uid-1").unwrap();
+        records.begin_undo("uid-1").unwrap();
+        assert!(!records.file("uid-1").exists(), "its holders end");
         records.remove("uid-1").unwrap();
         records.remove("uid-1").unwrap();
         assert!(records.all().unwrap().0.is_empty());
+    }
+
+    #[test]
+    fn a_record_that_is_being_undone_is_incomplete_whatever_it_says() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path()).unwrap();
+        for key in ["a", "b"] {
+            let record = Record {
+                key: key.into(),
+                complete: true,
+                ..Record::default()
+            };
+            records.write(&record).unwrap();
+        }
+        records.begin_undo("b").unwrap();
+        let (all, _) = records.all().unwrap();
+        let all: Vec<_> = all.iter().map(|one| (&*one.key, one.complete)).collect();
+        assert_eq!(all, [("b", false), ("a", true)], "it is undone first");
     }
 }

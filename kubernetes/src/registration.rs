@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use prost::Message as _;
 
 use crate::proto::plugin_registration::{PluginInfo, RegistrationStatus};
+use crate::sockets::{is_passing, may_call};
 
 /// What every connection of HTTP/2 begins with (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -67,14 +67,13 @@ pub fn serve(listener: &UnixListener, info: &PluginInfo, on_status: &OnStatus) -
     loop {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) if error.raw_os_error() == Some(nix::libc::EMFILE) => {
+            Err(error) if is_passing(&error) => {
                 thread::sleep(Duration::from_millis(50));
                 continue;
             }
             Err(error) => return error,
         };
-        if open.fetch_add(1, Ordering::Relaxed) >= MOST_CONNECTIONS || !may_ask(&stream) {
+        if open.fetch_add(1, Ordering::Relaxed) >= MOST_CONNECTIONS || !may_call(&stream) {
             open.fetch_sub(1, Ordering::Relaxed);
             continue;
         }
@@ -85,12 +84,6 @@ pub fn serve(listener: &UnixListener, info: &PluginInfo, on_status: &OnStatus) -
             open.fetch_sub(1, Ordering::Relaxed);
         });
     }
-}
-
-/// Whether the kernel says that the other side is root, or our own user.
-fn may_ask(stream: &UnixStream) -> bool {
-    let own = nix::unistd::geteuid().as_raw();
-    getsockopt(stream, PeerCredentials).is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own)
 }
 
 fn answer(mut stream: UnixStream, info: &PluginInfo, on_status: &OnStatus) -> io::Result<()> {

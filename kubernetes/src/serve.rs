@@ -6,11 +6,13 @@
 //! socket is another kubelet, which is registered with.
 
 use std::collections::BTreeSet;
+use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::net::UnixListener;
 use tokio::task::{JoinHandle, spawn_blocking};
 
@@ -19,13 +21,14 @@ use crate::dra::Driver;
 use crate::grpc::{self, Service};
 use crate::proto::device_plugin as v1beta1;
 use crate::proto::plugin_registration::{DRA_PLUGIN, PluginInfo, RegistrationStatus};
+use crate::slices::Slice;
 use crate::sockets::{self, SocketError};
-use crate::{DRIVER, RESOURCE, proto, registration, slices};
+use crate::{DRIVER, RESOURCE, proto, registration};
 
 /// How often sockets are looked at.
 const LOOKS: Duration = Duration::from_millis(250);
-/// How often the arbiter's devices and what pods have are looked at: each so many looks.
-const TENDS: u32 = 4;
+/// How often the arbiter's devices and what pods have are looked at.
+const TENDS: Duration = Duration::from_secs(1);
 /// TIMEOUT: a kubelet dials the plugin before it answers.
 const REGISTRATION: Duration = Duration::from_secs(20);
 
@@ -41,6 +44,33 @@ impl Said {
             crate::say!("{line}");
         }
         self.0 = now;
+    }
+}
+
+/// What is done again and again beside the looks at sockets, which do not wait for it: an arbiter
+/// or an API server may be slow. The next begins when the last one has ended.
+#[derive(Default)]
+struct Tending {
+    task: Option<JoinHandle<Vec<String>>>,
+    begun: Option<Instant>,
+    said: Said,
+}
+
+impl Tending {
+    async fn look<F>(&mut self, tend: impl FnOnce() -> F)
+    where
+        F: Future<Output = Vec<String>> + Send + 'static,
+    {
+        match &mut self.task {
+            Some(task) if !task.is_finished() => return,
+            Some(task) => self.said.say(task.await.unwrap_or_default()),
+            None => {}
+        }
+        self.task = None;
+        if self.begun.is_none_or(|begun| begun.elapsed() >= TENDS) {
+            self.begun = Some(Instant::now());
+            self.task = Some(tokio::spawn(tend()));
+        }
     }
 }
 
@@ -106,29 +136,11 @@ pub fn device_plugin(dir: &Path, plugin: Plugin) -> io::Result<()> {
     let plugin = Arc::new(plugin);
     let service: Arc<dyn Service> = plugin.clone();
     let mut socket = Served::new(dir.join(&endpoint), service);
-    let (mut said, mut tended) = (Said::default(), Said::default());
+    let (mut said, mut tending) = (Said::default(), Tending::default());
     runtime()?.block_on(async {
         let mut registered = None;
-        let mut looks = 0;
         loop {
-            if looks % TENDS == 0 {
-                let plugin = Arc::clone(&plugin);
-                let owners = plugin.kubelet.owners().await;
-                let wrong = spawn_blocking(move || {
-                    let mut wrong: Vec<String> = plugin.look().into_iter().collect();
-                    wrong.extend(plugin.publish());
-                    match plugin.shares.tend() {
-                        Ok(failed) => wrong.extend(failed),
-                        Err(error) => wrong.push(error.to_string()),
-                    }
-                    if let Some(owners) = owners {
-                        wrong.extend(plugin.follow(&owners));
-                    }
-                    wrong
-                });
-                tended.say(wrong.await.unwrap_or_default());
-            }
-            looks = looks.wrapping_add(1);
+            tending.look(|| Arc::clone(&plugin).tend()).await;
             let mut wrong = Vec::new();
             match socket.look() {
                 Ok(true) => registered = None,
@@ -200,10 +212,11 @@ pub fn dra(kubelet: &Path, node: &str, driver: Driver) -> io::Result<()> {
             .join(format!("{DRIVER}-reg.sock")),
         info,
         identity: None,
+        thread: None,
     };
-    let (mut said, mut tended) = (Said::default(), Said::default());
+    let slice = Arc::new(Mutex::new(Slice::default()));
+    let (mut said, mut tending) = (Said::default(), Tending::default());
     runtime()?.block_on(async {
-        let mut looks = 0;
         loop {
             let mut wrong = Vec::new();
             // The driver's socket first: a kubelet dials it as soon as it is registered.
@@ -212,19 +225,20 @@ pub fn dra(kubelet: &Path, node: &str, driver: Driver) -> io::Result<()> {
                 Err(error) => wrong.push(error.to_string()),
             }
             said.say(wrong);
-            if looks % TENDS == 0 {
-                let (driver, node) = (Arc::clone(&driver), node.to_owned());
-                let wrong = spawn_blocking(move || tend(&driver, &node));
-                tended.say(wrong.await.unwrap_or_default());
-            }
-            looks = looks.wrapping_add(1);
+            let tend = || {
+                let (driver, slice, node) =
+                    (Arc::clone(&driver), Arc::clone(&slice), node.to_owned());
+                let tended = spawn_blocking(move || tend(&driver, &mut slice.lock(), &node));
+                async move { tended.await.unwrap_or_default() }
+            };
+            tending.look(tend).await;
             tokio::time::sleep(LOOKS).await;
         }
     })
 }
 
 /// What is done again and again for a driver; what could not be.
-fn tend(driver: &Driver, node: &str) -> Vec<String> {
+fn tend(driver: &Driver, slice: &mut Slice, node: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     match driver.shares.node.devices() {
         // An arbiter without devices has just begun, or its driver is being looked at: what the
@@ -232,10 +246,10 @@ fn tend(driver: &Driver, node: &str) -> Vec<String> {
         Ok(devices) if devices.is_empty() => {
             wrong.push("the node's arbiter knows no device".into());
         }
-        Ok(devices) => match slices::publish(&driver.api, node, &devices) {
+        Ok(devices) => match slice.publish(&driver.api, node, &devices, Instant::now()) {
             Ok(true) => crate::say!("published {} of {node}", count(devices.len())),
             Ok(false) => {}
-            Err(error) => wrong.push(error.to_string()),
+            Err(error) => wrong.push(error),
         },
         Err(error) => wrong.push(error.to_string()),
     }
@@ -258,17 +272,19 @@ struct Door {
     path: PathBuf,
     info: PluginInfo,
     identity: Option<(u64, u64, i64, i64)>,
+    thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Door {
     fn look(&mut self) -> Result<(), SocketError> {
-        if self.identity.is_some() && sockets::identity(&self.path) == self.identity {
+        let ended = self.thread.as_ref().is_none_or(|it| it.is_finished());
+        if !ended && self.identity.is_some() && sockets::identity(&self.path) == self.identity {
             return Ok(());
         }
         let listener = sockets::listen(&self.path)?;
         self.identity = sockets::identity(&self.path);
         let info = self.info.clone();
-        std::thread::spawn(move || {
+        let thread = std::thread::Builder::new().spawn(move || {
             let on_status: registration::OnStatus = Arc::new(|status: RegistrationStatus| {
                 if status.plugin_registered {
                     crate::say!("the kubelet has registered {DRIVER}");
@@ -280,6 +296,55 @@ impl Door {
             let error = registration::serve(&listener, &info, &on_status);
             crate::say!("the registration takes no connections any more: {error}");
         });
+        self.thread = Some(thread.map_err(|error| SocketError::Io {
+            path: self.path.clone(),
+            error,
+        })?);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_look_keeps_nobody_waiting_and_has_no_second_beside_it() {
+        let begun = std::cell::Cell::new(0);
+        let mut tending = Tending::default();
+        runtime().unwrap().block_on(async {
+            for _ in 0..3 {
+                let slow = || {
+                    begun.set(begun.get() + 1);
+                    std::future::pending()
+                };
+                tending.look(slow).await;
+                tending.begun = None;
+            }
+        });
+        assert_eq!(begun.get(), 1);
+    }
+
+    #[test]
+    fn a_door_whose_thread_has_ended_is_opened_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut door = Door {
+            path: dir.path().join("reg.sock"),
+            info: PluginInfo::default(),
+            identity: None,
+            thread: None,
+        };
+        door.look().unwrap();
+        let first = door.identity;
+        door.look().unwrap();
+        assert_eq!(door.identity, first, "it is served");
+        let ended = std::thread::spawn(|| ());
+        while !ended.is_finished() {
+            std::thread::yield_now();
+        }
+        door.thread = Some(ended);
+        door.look().unwrap();
+        assert_ne!(door.identity, first);
+        assert!(std::os::unix::net::UnixStream::connect(&door.path).is_ok());
     }
 }

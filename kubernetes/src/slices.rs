@@ -1,5 +1,7 @@
 //! The node's devices as Kubernetes' scheduler sees them: a ResourceSlice with consumable capacity.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 
 use crate::api::{Api, ApiError};
@@ -8,6 +10,10 @@ use crate::node::Device;
 use crate::quantity::Bytes;
 use crate::{DRIVER, node::GIB};
 
+/// How often a slice is compared with one that others may have changed.
+const COMPARES: Duration = Duration::from_secs(60);
+/// How soon a server that refused, or did not answer, is asked again.
+const RETRIES: Duration = Duration::from_secs(5);
 const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
 
 /// What a slice of these devices says. Capacity is handed out in whole GiB and whole percents;
@@ -71,12 +77,51 @@ pub fn name(node: &str) -> String {
     format!("{node}-{DRIVER}")
 }
 
-/// Publishes a node's devices: makes the slice, changes it where it says something else, or leaves
-/// it. True where something was changed.
-///
-/// # Errors
-/// [`ApiError`]; it is to be tried again.
-pub fn publish(api: &Api, node: &str, devices: &[Device]) -> Result<bool, ApiError> {
+/// What was published last.
+#[derive(Debug, Default)]
+pub struct Slice {
+    last: Option<(Vec<Device>, Instant)>,
+    failed: Option<String>,
+}
+
+impl Slice {
+    /// Publishes a node's devices where they have changed, and looks now and then whether they
+    /// still stand there. True where something was changed.
+    ///
+    /// # Errors
+    /// What the API server said; it is tried again.
+    pub fn publish(
+        &mut self,
+        api: &Api,
+        node: &str,
+        devices: &[Device],
+        now: Instant,
+    ) -> Result<bool, String> {
+        if self.is_due(devices, now) {
+            self.last = Some((devices.to_vec(), now));
+            let published = publish(api, node, devices).map_err(|error| error.to_string());
+            self.failed = published.as_ref().err().cloned();
+            return published;
+        }
+        self.failed.clone().map_or(Ok(false), Err)
+    }
+
+    fn is_due(&self, devices: &[Device], now: Instant) -> bool {
+        let Some((published, at)) = &self.last else {
+            return true;
+        };
+        let wait = if self.failed.is_some() {
+            RETRIES
+        } else {
+            COMPARES
+        };
+        published != devices || now.duration_since(*at) >= wait
+    }
+}
+
+/// Makes the slice, changes it where it says something else, or leaves it. True where something was
+/// changed.
+fn publish(api: &Api, node: &str, devices: &[Device]) -> Result<bool, ApiError> {
     let path = format!("{SLICES}/{}", name(node));
     let Some(mut there) = api.get(&path)? else {
         let mut metadata = json!({"name": name(node)});
@@ -149,5 +194,25 @@ mod tests {
         assert!(!says(&there, &spec));
         there["devices"] = json!([]);
         assert!(!says(&there, &spec));
+    }
+
+    #[test]
+    fn a_server_is_asked_where_something_changed_and_now_and_then() {
+        let device = Device {
+            index: 0,
+            uuid: "GPU-0".into(),
+            model: String::new(),
+            usable_bytes: GIB,
+        };
+        let now = Instant::now();
+        let mut slice = Slice::default();
+        assert!(slice.is_due(&[], now));
+        slice.last = Some((vec![device.clone()], now));
+        assert!(!slice.is_due(std::slice::from_ref(&device), now + RETRIES));
+        assert!(slice.is_due(std::slice::from_ref(&device), now + COMPARES));
+        assert!(slice.is_due(&[], now));
+        slice.failed = Some("away".into());
+        assert!(!slice.is_due(std::slice::from_ref(&device), now));
+        assert!(slice.is_due(&[device], now + RETRIES));
     }
 }

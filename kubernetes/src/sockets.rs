@@ -2,9 +2,12 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 /// Why there is no socket.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +64,20 @@ pub fn identity(path: &Path) -> Option<(u64, u64, i64, i64)> {
     is_socket.then(|| (there.dev(), there.ino(), there.ctime(), there.ctime_nsec()))
 }
 
+/// Whether an error of `accept` says nothing of the listener: descriptors or memory are short, or a
+/// peer has gone.
+pub fn is_passing(error: &io::Error) -> bool {
+    use nix::libc::{ECONNABORTED, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM};
+    let passing = [ECONNABORTED, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM];
+    error.raw_os_error().is_some_and(|e| passing.contains(&e))
+}
+
+/// Whether the kernel says that the other side is root, or our own user.
+pub fn may_call(stream: &impl AsFd) -> bool {
+    let own = nix::unistd::geteuid().as_raw();
+    getsockopt(stream, PeerCredentials).is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,5 +104,16 @@ mod tests {
         assert!(matches!(listen(&long), Err(SocketError::TooLong(_))));
         let nowhere = dir.path().join("no/such/dir");
         assert!(matches!(listen(&nowhere), Err(SocketError::Io { .. })));
+    }
+
+    #[test]
+    fn a_shortage_says_nothing_of_the_listener() {
+        use nix::libc::{EBADF, ECONNABORTED, EINVAL, EMFILE, ENFILE};
+        for passing in [ENFILE, EMFILE, ECONNABORTED] {
+            assert!(is_passing(&io::Error::from_raw_os_error(passing)));
+        }
+        for broken in [EBADF, EINVAL] {
+            assert!(!is_passing(&io::Error::from_raw_os_error(broken)));
+        }
     }
 }

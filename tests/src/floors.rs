@@ -300,7 +300,7 @@ pub const CRATES: [Crate; 18] = [
         floors: &[
             (
                 "names; messages; amounts",
-                &["lib", "fit", "http_server", "proto", "quantity"],
+                &["lib", "files", "fit", "http_server", "proto", "quantity"],
             ),
             (
                 "the wire; files; the API server",
@@ -310,9 +310,14 @@ pub const CRATES: [Crate; 18] = [
             ("the node's devices", &["node"]),
             (
                 "what is asked for, and what is there",
-                &["claim", "picture", "pods", "shares", "slices", "units"],
+                &[
+                    "claim", "objects", "picture", "pods", "shares", "slices", "units",
+                ],
             ),
-            ("what is served", &["device_plugin", "dra", "extender"]),
+            (
+                "what is served",
+                &["device_plugin", "dra", "extender", "follow"],
+            ),
             ("the processes", &["serve"]),
         ],
     },

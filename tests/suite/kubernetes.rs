@@ -85,7 +85,43 @@ impl Node {
             .into_iter()
             .flatten()
             .flatten();
-        entries.map(|entry| entry.path()).collect()
+        let paths = entries.map(|entry| entry.path());
+        // One file for all containers, as long as there is a plugin.
+        let is_preload = |path: &PathBuf| path.to_string_lossy().ends_with("ld.so.preload");
+        paths.filter(|path| !is_preload(path)).collect()
+    }
+
+    /// Puts a pod that was sent to this node and asks for units.
+    fn pod(&self, name: &str, uid: &str, share: &str) {
+        let limits = serde_json::json!({"sublet.dev/gpu-mem-gib": "3"});
+        let pod = serde_json::json!({
+            "metadata": {
+                "name": name, "namespace": "default", "uid": uid,
+                "annotations": {"sublet.dev/share": share},
+            },
+            "spec": {"nodeName": "n1", "containers": [{"resources": {"limits": limits}}]},
+            "status": {"phase": "Running"},
+        });
+        self.api.put(&pod_path(name), pod);
+    }
+
+    /// Deletes it.
+    fn delete_pod(&self, name: &str) {
+        self.api.remove(&pod_path(name));
+    }
+
+    /// An annotation of a pod.
+    fn annotation(&self, name: &str, of: &str) -> Option<String> {
+        let pod = self.api.get(&pod_path(name))?;
+        Some(pod["metadata"]["annotations"][of].as_str()?.to_owned())
+    }
+
+    /// Waits until the pod's status says so, and returns all of it.
+    fn status(&self, name: &str, says: &str) -> String {
+        tests::wait_until("the pod's status says what became of its share", || {
+            self.annotation(name, "sublet.dev/status")
+                .filter(|said| said.contains(says))
+        })
     }
 
     /// A program that takes memory on command, with what CDI gives a container of that device.
@@ -100,6 +136,11 @@ impl Node {
         for mount in edits["mounts"].as_array().expect("mounts") {
             let path = mount["hostPath"].as_str().expect("a path");
             assert!(fs::exists(path).expect("a look"), "{path} is to be mounted");
+            if mount["containerPath"] == "/etc/ld.so.preload" {
+                let library = fs::read_to_string(path).expect("the library's path");
+                command.env("LD_PRELOAD", library.trim());
+                continue;
+            }
             assert_eq!(mount["hostPath"], mount["containerPath"]);
         }
         let mut run = ProgramRun::start(&mut command);
@@ -119,4 +160,8 @@ impl Node {
                 entries.flatten().all(|entry| entry.file_name() == "lock")
             })
     }
+}
+
+fn pod_path(name: &str) -> String {
+    format!("/api/v1/namespaces/default/pods/{name}")
 }

@@ -21,7 +21,7 @@ pub enum KubernetesCommand {
     Dra(Box<Dra>),
     /// Answer Kubernetes' scheduler which node and which GPU a pod should have
     Extender(Extender),
-    /// What the plugins start for each share
+    /// Keep a share's job; the plugins start this
     #[command(hide = true)]
     Hold,
 }
@@ -32,10 +32,10 @@ pub struct Server {
     /// The API server, such as https://10.0.0.1:6443 [default: that of this pod's account]
     #[arg(long, value_name = "URL")]
     pub api_server: Option<String>,
-    /// File with the token to show it
+    /// File with the token that the API server accepts
     #[arg(long, value_name = "FILE", requires = "api_server")]
     pub api_token_file: Option<PathBuf>,
-    /// File with the certificates that it is known by
+    /// File with the certificates to verify the API server by
     #[arg(long, value_name = "FILE", requires = "api_server")]
     pub api_ca: Option<PathBuf>,
 }
@@ -50,9 +50,10 @@ pub struct Containers {
     /// [default: where it is]
     #[arg(long, value_name = "FILE")]
     pub library: Option<PathBuf>,
-    /// Directory in which containers find the arbiter [default: `pods` in its own directory]
-    #[arg(long, value_name = "DIR")]
-    pub pods_dir: Option<PathBuf>,
+    /// CDI kind of the GPUs themselves, such as nvidia.com/gpu: a container is given that device,
+    /// by UUID, as well
+    #[arg(long, value_name = "KIND")]
+    pub gpu_kind: Option<String>,
     /// Device node for every container, such as /dev/nvidiactl; may be repeated
     #[arg(long = "device-node", value_name = "FILE")]
     pub device_nodes: Vec<PathBuf>,
@@ -89,7 +90,7 @@ pub struct DevicePlugin {
         default_value = "/var/lib/sublet/kubernetes/device-plugin"
     )]
     pub state: PathBuf,
-    /// Name of this node, to say there which devices it has [env: NODE_NAME]
+    /// Name of this node, whose pods and devices these are [env: NODE_NAME]
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
     /// Answer with variables and mounts in place of a CDI device (Kubernetes before 1.29)
@@ -117,18 +118,14 @@ pub struct Dra {
     /// Name of this node [env: NODE_NAME]
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
-    /// CDI kind of the GPUs themselves, such as nvidia.com/gpu: a container is given that device,
-    /// by UUID, as well
-    #[arg(long, value_name = "KIND")]
-    pub gpu_kind: Option<String>,
     #[command(flatten)]
     pub server: Server,
     #[command(flatten)]
     pub containers: Containers,
 }
 
-/// Everybody who reaches it learns which node has how much free, and can bind pods: admit only the
-/// scheduler.
+/// Everybody who reaches it learns which node has how much free, and can bind pods that ask for
+/// units: admit only the scheduler.
 #[derive(Debug, Args)]
 pub struct Extender {
     /// Where to listen; port 0 takes a free one, which is then printed

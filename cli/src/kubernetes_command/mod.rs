@@ -5,7 +5,6 @@ pub mod args;
 use std::env;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,17 +14,18 @@ use kubernetes::api::{Api, is_name};
 use kubernetes::cdi::Folder;
 use kubernetes::device_plugin::{Delivery, Plugin};
 use kubernetes::dra::Driver;
-use kubernetes::fit::BestFit;
 use kubernetes::node::{Node, Simulated};
-use kubernetes::pods::Kubelet;
+use kubernetes::pods::{Cluster, Kubelet};
 use kubernetes::records::Records;
 use kubernetes::shares::Shares;
-use kubernetes::{extender, holder, http_server, serve};
+use kubernetes::{extender, files, holder, http_server, serve};
 
 use crate::exit::Result;
 use crate::run::driver::{self, Wish};
 use crate::run::install::Install;
 use args::{Containers, DevicePlugin, Dra, Extender, KubernetesCommand, Server};
+
+const UNNAMED: &str = "the name of this node is not known: give --node, or set NODE_NAME";
 
 /// What is printed in the end; these end with their process.
 ///
@@ -36,14 +36,19 @@ pub fn kubernetes(args: &args::Kubernetes) -> Result<String> {
         KubernetesCommand::DevicePlugin(args) => device_plugin(args)?,
         KubernetesCommand::Dra(args) => dra(args)?,
         KubernetesCommand::Extender(args) => extend(args)?,
-        KubernetesCommand::Hold => holder::run().context("nobody asks for a job to be kept")?,
+        KubernetesCommand::Hold => {
+            holder::run().context("no plugin has asked this process to keep a job")?
+        }
     }
     Ok(String::new())
 }
 
 fn device_plugin(args: &DevicePlugin) -> anyhow::Result<()> {
-    let api = api(&args.server)?;
-    let node = named(args.node.as_deref())?;
+    let cluster = match (api(&args.server)?, named(args.node.as_deref())?) {
+        (Some(api), Some(node)) => Some(Cluster { api, node }),
+        (Some(_), None) => bail!("{UNNAMED}"),
+        (None, _) => None,
+    };
     let shares = shares(&args.containers, &args.state, "plugin")?;
     let delivery = if args.no_cdi {
         Delivery::Plain
@@ -53,7 +58,7 @@ fn device_plugin(args: &DevicePlugin) -> anyhow::Result<()> {
     let kubelet = Kubelet {
         socket: args.pod_resources.clone(),
     };
-    let plugin = Plugin::new(shares, delivery, api, kubelet, node);
+    let plugin = Plugin::new(shares, delivery, kubelet, cluster);
     serve::device_plugin(&args.plugins_dir, plugin)?;
     Ok(())
 }
@@ -65,12 +70,11 @@ fn dra(args: &Dra) -> anyhow::Result<()> {
         );
     };
     let Some(node) = named(args.node.as_deref())? else {
-        bail!("the name of this node is not known: give --node, or set NODE_NAME");
+        bail!("{UNNAMED}");
     };
     let driver = Driver {
         shares: shares(&args.containers, &args.state, "dra")?,
         api,
-        gpu_kind: args.gpu_kind.clone(),
     };
     serve::dra(&args.kubelet_dir, &node, driver)?;
     Ok(())
@@ -90,7 +94,7 @@ fn extend(args: &Extender) -> anyhow::Result<()> {
     })?;
     // One line when it can be asked, for people and for scripts that start it.
     let _ = writeln!(io::stderr(), "sublet: the extender is at http://{address}");
-    let extender = extender::Extender::new(api, Box::new(BestFit));
+    let extender = extender::Extender::new(api);
     let error = http_server::serve(
         listener,
         extender::LONGEST_BODY,
@@ -115,9 +119,9 @@ fn named(given: Option<&str>) -> anyhow::Result<Option<String>> {
         .map(ToOwned::to_owned)
         .or_else(|| env::var("NODE_NAME").ok());
     match name.filter(|name| !name.is_empty()) {
-        Some(name) if !is_name(&name) => bail!(
-            "`{name}` is no name of a node: it is written in lower-case letters, digits, `-` and `.`"
-        ),
+        Some(name) if !is_name(&name) => {
+            bail!("invalid node name `{name}`: write lower-case letters, digits, `-` and `.`")
+        }
         name => Ok(name),
     }
 }
@@ -143,28 +147,29 @@ fn shares(args: &Containers, state: &Path, writer: &str) -> anyhow::Result<Arc<S
         place(install.library(), library)
             .with_context(|| format!("{} (give another --library)", library.display()))?;
     }
-    let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
-    let node = Node {
-        pods_dir: args
-            .pods_dir
-            .clone()
-            .unwrap_or_else(|| dir.path().join("pods")),
-        dir,
-        program: holder::own_program().context("cannot tell which program this is")?,
-        library: args
-            .library
-            .clone()
-            .unwrap_or_else(|| install.library().to_owned()),
-        driver: driver.path,
-        simulated,
-        device_nodes: args.device_nodes.clone(),
-    };
-    let folder = Folder::open(&args.cdi_dir, writer).with_context(|| {
+    let library = args
+        .library
+        .clone()
+        .unwrap_or_else(|| install.library().to_owned());
+    let cdi = || {
         format!(
             "the CDI directory {} (give another --cdi-dir)",
             args.cdi_dir.display()
         )
-    })?;
+    };
+    let folder = Folder::open(&args.cdi_dir, writer).with_context(cdi)?;
+    let node = Node {
+        // The host's arbiter, also where it starts after this.
+        dir: RuntimeDir::find_for_daemon(&Surroundings::of_this_process())?,
+        program: holder::own_program().context("cannot tell which program this is")?,
+        driver: driver.path,
+        simulated,
+        device_nodes: args.device_nodes.clone(),
+        gpu_kind: args.gpu_kind.clone(),
+        preload: folder.preload(&library).with_context(cdi)?,
+        library,
+    };
+    node.check()?;
     let shares = Shares::open(node, Records::open(state)?, folder)?;
     Ok(Arc::new(shares))
 }
@@ -176,16 +181,8 @@ fn place(from: &Path, to: &Path) -> io::Result<()> {
     if fs::read(to).is_ok_and(|there| there == library) {
         return Ok(());
     }
-    let folder = to.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(folder)?;
-    let mut beside = tempfile::NamedTempFile::new_in(folder)?;
-    beside.write_all(&library)?;
-    beside
-        .as_file()
-        .set_permissions(fs::Permissions::from_mode(0o755))?;
-    beside.as_file().sync_all()?;
-    beside.persist(to).map_err(|error| error.error)?;
-    Ok(())
+    fs::create_dir_all(to.parent().unwrap_or(Path::new("/")))?;
+    files::replace(to, &library, 0o755)
 }
 
 #[cfg(test)]

@@ -66,6 +66,15 @@ impl ApiServer {
             .collect()
     }
 
+    /// How often it was asked for all pods of a node.
+    pub fn looks(&self) -> usize {
+        let asked = self.inner.asked.lock().unwrap();
+        let looks = asked.iter().filter(|(method, path, _)| {
+            method == "GET" && path.starts_with("/api/v1/pods?") && path.contains("nodeName%3Dn1")
+        });
+        looks.count()
+    }
+
     /// From here on it hangs up on everybody, or serves again.
     pub fn is_away(&self, away: bool) {
         self.inner.away.store(away, Ordering::SeqCst);

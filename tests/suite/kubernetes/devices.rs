@@ -2,7 +2,6 @@
 
 use kubernetes::proto::device_plugin as v1beta1;
 use kubernetes::shares::STEPS;
-use serde_json::json;
 use tests::wait_until;
 
 use super::kubelet::Kubelet;
@@ -61,55 +60,114 @@ fn a_container_gets_the_memory_that_the_kubelet_counted() {
         .find(|job| job.processes.len() == 1)
         .expect("a job");
     assert_eq!(job.mem_limit_bytes, Some(3 * GIB));
-    // The same units again, as a kubelet asks that was not answered: the same job.
-    assert_eq!(cdi_id(&kubelet.allocate(chosen).expect("again")), id);
-    assert_eq!(
-        node.sandbox.job_status(&job.name).expect("it goes on").id,
-        job.id
-    );
     inside.kill();
 
     // The kubelet lists the pod, and then it does not any more.
     kubelet.has("p", chosen);
-    node.api.put(
-        "/api/v1/namespaces/default/pods/p",
-        json!({"metadata": {"name": "p", "annotations": {"sublet.dev/share": "0.25"}}}),
-    );
-    let status = || {
-        let pod = node.api.get("/api/v1/namespaces/default/pods/p")?;
-        Some(
-            pod["metadata"]["annotations"]["sublet.dev/status"]
-                .as_str()?
-                .to_owned(),
-        )
-    };
-    wait_until("the pod's share is in force", || {
-        status().filter(|said| said == "a share of 0.25 is in force")
-    });
+    node.pod("p", "1", "0.25");
+    assert_eq!(node.status("p", "0.25"), "a share of 0.25 is in force");
     let job = node.sandbox.job_status(&job.name).expect("the job");
     assert_eq!(job.share_asked, Some(0.25));
-    let pod = node
-        .api
-        .get("/api/v1/namespaces/default/pods/p")
-        .expect("the pod");
-    let device = &pod["metadata"]["annotations"]["sublet.dev/gpu"];
+    let device = node.annotation("p", "sublet.dev/gpu");
     assert_eq!(
-        device.as_str(),
+        device.as_deref(),
         job.devices.first().map(|one| one.uuid.as_str())
     );
-    node.api.put(
-        "/api/v1/namespaces/default/pods/p",
-        json!({"metadata": {"name": "p", "annotations": {"sublet.dev/share": "lots"}}}),
-    );
-    let said = wait_until("what cannot be is said on the pod", status);
-    assert!(
-        said.contains("`lots`") && said.contains("0.25 stays in force"),
-        "{said}"
-    );
+    node.pod("p", "1", "lots");
+    let said = node.status("p", "`lots`");
+    assert!(said.contains("0.25 stays in force"), "{said}");
+    // A kubelet that has just started lists none: the pod lives all the same.
     kubelet.has_none();
+    let looks = node.api.looks();
+    wait_until("the plugin has seen that", || {
+        (node.api.looks() >= looks + 2).then_some(())
+    });
+    let still = node.sandbox.job_status(&job.name).expect("it goes on");
+    assert_eq!((still.id, still.share_asked), (job.id, Some(0.25)));
+    node.delete_pod("p");
     wait_until("what the pod had is undone", || {
         node.is_clean().then_some(())
     });
+}
+
+#[test]
+fn a_new_pod_on_the_same_units_has_a_job_of_its_own_and_keeps_it() {
+    let node = Node::new();
+    let _arbiter = node.sandbox.arbiter();
+    let kubelet = Kubelet::start(&node.kubelet_dir());
+    let _plugin = node.plugin("device-plugin", &[]);
+    let units = kubelet.watch("devices are healthy", healthy);
+    let token = |id: &str| node.cdi(id).map(|edits| edits["env"].to_string());
+    let first = cdi_id(&kubelet.allocate(&units[..3]).expect("allocated"));
+    let before = token(&first);
+    kubelet.has("p", &units[..3]);
+    node.pod("p", "1", "0.25");
+    node.status("p", "a share of 0.25 is in force");
+
+    // The kubelet gives the units to the next pod when the first one has ended.
+    let second = cdi_id(&kubelet.allocate(&units[..3]).expect("allocated"));
+    let after = token(&second);
+    assert!(
+        after.is_some() && after != before,
+        "the earlier pod's token"
+    );
+    node.delete_pod("p");
+    node.pod("q", "2", "0.5");
+    kubelet.has("q", &units[..3]);
+    node.status("q", "a share of 0.5 is in force");
+    let looks = node.api.looks();
+    wait_until("the plugin has looked again", || {
+        (node.api.looks() >= looks + 2).then_some(())
+    });
+    assert_eq!(token(&second), after, "what it has is not undone");
+    let jobs = node.sandbox.jobs().into_iter();
+    let jobs = jobs.filter(|job| job.state != control::JobState::Gone);
+    let shares: Vec<_> = jobs.map(|job| job.share_asked).collect();
+    assert_eq!(shares, [Some(0.5)]);
+    let mut inside = node.container(&second);
+    take(&mut inside, "plain", 3 * GIB);
+    inside.kill();
+}
+
+#[test]
+fn a_pod_that_goes_while_the_plugin_is_down_leaves_nothing() {
+    let node = Node::new();
+    let _arbiter = node.sandbox.arbiter();
+    let kubelet = Kubelet::start(&node.kubelet_dir());
+    let mut plugin = node.plugin("device-plugin", &[]);
+    let units = kubelet.watch("devices are healthy", healthy);
+    kubelet.allocate(&units[..3]).expect("allocated");
+    kubelet.has("p", &units[..3]);
+    node.pod("p", "1", "0.25");
+    node.status("p", "a share of 0.25 is in force");
+    plugin.kill();
+    let _ = plugin.wait();
+    kubelet.has_none();
+    // Its successor has the name, and nothing else of it.
+    node.pod("p", "2", "0.25");
+    let _plugin = node.plugin("device-plugin", &[]);
+    wait_until("what the pod had is undone", || {
+        node.is_clean().then_some(())
+    });
+}
+
+#[test]
+fn containers_of_one_pod_that_each_ask_are_promised_no_time() {
+    let node = Node::new();
+    let _arbiter = node.sandbox.arbiter();
+    let kubelet = Kubelet::start(&node.kubelet_dir());
+    let _plugin = node.plugin("device-plugin", &[]);
+    let units = kubelet.watch("devices are healthy", healthy);
+    kubelet.allocate(&units[..1]).expect("allocated");
+    kubelet.allocate(&units[1..3]).expect("allocated");
+    node.pod("p", "1", "0.25");
+    kubelet.has("p", &units[..3]);
+    let said = node.status("p", "2 containers of the pod");
+    assert!(said.contains("a share of 0 stays in force"), "{said}");
+    let promised = node.sandbox.jobs().into_iter();
+    let promised: Vec<_> = promised.filter_map(|job| job.share_asked).collect();
+    assert_eq!(promised, [0.0; 0]);
+    assert_eq!(node.annotation("p", "sublet.dev/gpu"), None);
 }
 
 #[test]
@@ -166,7 +224,6 @@ fn kubelet_and_plugin_may_start_again_at_any_time() {
     // It removes the plugin's socket, as every kubelet does.
     let kubelet = Kubelet::start(&node.kubelet_dir());
     assert_eq!(kubelet.watch("devices are healthy", healthy), units);
-    assert_eq!(cdi_id(&kubelet.allocate(&units[..4]).expect("again")), id);
     assert_eq!(token(), before, "it is the same job");
 
     plugin.kill();
@@ -180,7 +237,6 @@ fn kubelet_and_plugin_may_start_again_at_any_time() {
     };
     let second = node.plugin("device-plugin", &[]);
     kubelet.watch("devices are healthy", healthy);
-    assert_eq!(cdi_id(&kubelet.allocate(&units[..4]).expect("again")), id);
     assert_eq!(token(), before, "the job has outlived the plugin");
     // Two at once would undo each other's work.
     let third = node.plugin("device-plugin", &[]).wait();
@@ -219,17 +275,12 @@ fn a_plugin_killed_while_it_allocates_leaves_nothing_behind() {
             (limits == [Some(3 * GIB)] && node.cdi_files().len() == 1).then_some(())
         });
         assert!(node.cdi(&id).is_some(), "{step}");
-        // The kubelet lists the pod, which is seen when its share is in force, and then no more.
-        let p = json!({"metadata": {"name": "p", "annotations": {"sublet.dev/share": "0.25"}}});
-        node.api.put("/api/v1/namespaces/default/pods/p", p);
+        // The pod is seen when its share is in force; then it is deleted.
+        node.pod("p", step, "0.25");
         kubelet.has("p", &units[..3]);
-        wait_until("the pod is seen", || {
-            let pod = node.api.get("/api/v1/namespaces/default/pods/p")?;
-            pod["metadata"]["annotations"]["sublet.dev/status"]
-                .as_str()
-                .map(drop)
-        });
+        node.status("p", "a share of 0.25 is in force");
         kubelet.has_none();
+        node.delete_pod("p");
         wait_until("all of it is gone", || node.is_clean().then_some(()));
         drop(plugin);
     }

@@ -14,10 +14,29 @@ const RECORDED: &str = include_str!("../../../kubernetes/data/claims.recorded.js
 /// How the kubelet of 1.36 names a socket in `plugins_registry`.
 const AUTHORITY: &str = "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fsublet.dev-reg.sock";
 
-fn claims(node: &Node) -> Vec<v1::Claim> {
+/// The only device of the node, as the driver that runs has published it.
+fn device(node: &Node) -> Value {
+    let slice = wait_until("the devices are published", || {
+        node.api
+            .get("/apis/resource.k8s.io/v1/resourceslices/n1-sublet.dev")
+    });
+    slice["spec"]["devices"][0]["name"].clone()
+}
+
+/// The recorded claims, for the device of this node.
+fn recorded(node: &Node) -> Vec<Value> {
     let list: Value = serde_json::from_str(RECORDED).expect("JSON");
-    let items = list["items"].as_array().expect("claims").clone();
-    let put = items.into_iter().map(|object| put(node, object));
+    let mut items = list["items"].as_array().expect("claims").clone();
+    for item in &mut items {
+        if let Some(given) = item.pointer_mut("/status/allocation/devices/results/0") {
+            given["device"] = device(node);
+        }
+    }
+    items
+}
+
+fn claims(node: &Node) -> Vec<v1::Claim> {
+    let put = recorded(node).into_iter().map(|object| put(node, object));
     put.collect()
 }
 
@@ -41,8 +60,7 @@ fn path(claim: &v1::Claim) -> String {
 
 /// A claim like the first of the recorded ones, with other amounts.
 fn claim(node: &Node, name: &str, memory: &str, sm: &str) -> v1::Claim {
-    let list: Value = serde_json::from_str(RECORDED).expect("JSON");
-    let mut object = list["items"][0].clone();
+    let mut object = recorded(node)[0].clone();
     object["metadata"]["name"] = json!(name);
     object["metadata"]["uid"] = json!(format!("uid-of-{name}"));
     let given = &mut object["status"]["allocation"]["devices"]["results"][0];
@@ -75,8 +93,8 @@ fn two_claims_share_a_device_inside_what_each_was_given() {
     let node = Node::new();
     let _arbiter = node.sandbox.arbiter();
     let kubelet = Kubelet::start(&node.kubelet_dir());
-    let claims = claims(&node);
     let _driver = driver(&node, &kubelet);
+    let claims = claims(&node);
     assert_eq!(
         kubelet.find("localhost").name,
         "sublet.dev",
@@ -103,8 +121,8 @@ fn two_claims_share_a_device_inside_what_each_was_given() {
         Some("a25ce9c9-2eb5-4a67-b468-099919b46621")
     );
     assert_eq!(
-        (a[0].pool_name.as_str(), a[0].device_name.as_str()),
-        ("fake1", "gpu-0")
+        (a[0].pool_name.as_str(), json!(a[0].device_name)),
+        ("fake1", device(&node))
     );
     assert_eq!(a[0].request_names, ["gpu"]);
     let error = kubelet.prepare(&claims[2]).expect_err("it waits");
@@ -186,7 +204,7 @@ fn a_claim_above_the_node_is_refused_where_its_owner_looks() {
         ..huge.clone()
     };
     let error = kubelet.prepare(&forged).expect_err("a path");
-    assert!(error.contains("is no namespace"), "{error}");
+    assert!(error.contains("invalid namespace"), "{error}");
     let forged = v1::Claim {
         uid: "../x".into(),
         ..huge.clone()
@@ -195,7 +213,7 @@ fn a_claim_above_the_node_is_refused_where_its_owner_looks() {
         kubelet
             .unprepare(&forged)
             .expect_err("a path")
-            .contains("is no uid")
+            .contains("invalid claim uid")
     );
     let another = v1::Claim {
         uid: "uid-of-another".into(),
@@ -215,9 +233,17 @@ fn a_claim_above_the_node_is_refused_where_its_owner_looks() {
             .contains("there is no claim")
     );
 
-    // A device that this node does not have any more.
-    let list: Value = serde_json::from_str(RECORDED).expect("JSON");
-    let mut object = list["items"][0].clone();
+    // Two parts for one job, and a device that this node does not have any more.
+    let mut object = recorded(&node)[0].clone();
+    let results = &mut object["status"]["allocation"]["devices"]["results"];
+    let given = results[0].clone();
+    results.as_array_mut().expect("a list").push(given);
+    let both = put(&node, object);
+    let error = kubelet.prepare(&both).expect_err("two devices");
+    assert!(error.contains("was given 2 parts"), "{error}");
+    let said = condition(&node, &both);
+    assert_eq!(said["message"], json!(error), "the same reason");
+    let mut object = recorded(&node)[0].clone();
     object["status"]["allocation"]["devices"]["results"][0]["device"] = json!("gpu-7");
     let vanished = put(&node, object);
     let error = kubelet.prepare(&vanished).expect_err("vanished");
@@ -237,12 +263,12 @@ fn a_driver_killed_between_any_two_steps_leaves_nothing_behind() {
     let node = Node::new();
     let _arbiter = node.sandbox.arbiter();
     let kubelet = Kubelet::start(&node.kubelet_dir());
-    let claim = claim(&node, "a", "30Gi", "40");
     for step in STEPS {
         let mut command = node.command("dra", &[]);
         command.env("SUBLET_FAULT_KUBERNETES", step);
         let driver = Running::start(&mut command);
         kubelet.find(AUTHORITY);
+        let claim = claim(&node, "a", "30Gi", "40");
         if kubelet.prepare(&claim).is_ok() {
             kubelet.unprepare(&claim).expect_err(step);
         }
@@ -265,8 +291,8 @@ fn a_claim_outlives_driver_kubelet_and_arbiter() {
     let node = Node::new();
     let mut arbiter = node.sandbox.arbiter();
     let kubelet = Kubelet::start(&node.kubelet_dir());
-    let claim = claim(&node, "a", "30Gi", "40");
     let mut first = driver(&node, &kubelet);
+    let claim = claim(&node, "a", "30Gi", "40");
     let devices = kubelet.prepare(&claim).expect("prepared");
     let id = &devices[0].cdi_device_ids[0];
     first.kill();

@@ -7,7 +7,12 @@ use kubernetes::{RESOURCE, api, picture, proto};
 use tests::{Artefacts, Outcome, Sandbox};
 use yaml_rust2::{Yaml, YamlLoader};
 
-const FILES: [&str; 5] = ["namespace", "access", "node", "extender", "device-classes"];
+/// Files of the base, and what each of the two ways adds to it beside its container.
+const BASE: [&str; 3] = ["namespace", "access", "node"];
+const WAYS: [(&str, &str, &str); 2] = [
+    ("device-plugin", "devicePlugin", "extender"),
+    ("dra", "dra", "device-classes"),
+];
 
 fn read(path: &str) -> String {
     let path = Artefacts::get()
@@ -21,11 +26,43 @@ fn objects(text: &str) -> Vec<Yaml> {
     YamlLoader::load_from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-fn base() -> Vec<Yaml> {
-    FILES
+/// What Kustomize makes of one way: the base, with the way's container and volumes in its
+/// DaemonSet, and the way's own file.
+fn built(way: &str, own: &str) -> Vec<Yaml> {
+    let mut all: Vec<Yaml> = BASE
         .iter()
         .flat_map(|file| objects(&read(&format!("base/{file}.yaml"))))
-        .collect()
+        .collect();
+    let patch = objects(&read(&format!("{way}/container.yaml"))).remove(0);
+    let place = all
+        .iter_mut()
+        .find(|one| text(&one["kind"]) == "DaemonSet" && one["metadata"] == patch["metadata"]);
+    let mut spec = place.expect("what is patched");
+    for key in ["spec", "template", "spec"] {
+        spec = entry(spec, key);
+    }
+    for key in ["containers", "volumes"] {
+        let more = list(&patch["spec"]["template"]["spec"][key]).to_vec();
+        match entry(spec, key) {
+            Yaml::Array(list) => list.extend(more),
+            other => panic!("{other:?}"),
+        }
+    }
+    all.extend(objects(&read(&format!("{way}/{own}.yaml"))));
+    all
+}
+
+fn entry<'a>(of: &'a mut Yaml, key: &str) -> &'a mut Yaml {
+    let Yaml::Hash(hash) = of else {
+        panic!("{of:?}")
+    };
+    hash.get_mut(&Yaml::from_str(key)).expect(key)
+}
+
+/// All of both ways.
+fn all() -> Vec<Yaml> {
+    let ways = WAYS.iter().flat_map(|(way, _, own)| built(way, own));
+    ways.collect()
 }
 
 fn text(of: &Yaml) -> &str {
@@ -42,20 +79,25 @@ fn containers(objects: &[Yaml]) -> Vec<Yaml> {
         .iter()
         .flat_map(|object| list(&object["spec"]["template"]["spec"]["containers"]).to_vec());
     let all: Vec<_> = all.collect();
-    assert_eq!(all.len(), 4);
+    assert_eq!(all.len(), 5, "two arbiters, and one of each other");
     all
 }
 
 #[test]
 fn the_manifests_list_all_there_is() {
-    let kustomization = objects(&read("base/kustomization.yaml"));
-    let listed: Vec<&str> = list(&kustomization[0]["resources"])
-        .iter()
-        .map(text)
-        .collect();
-    let files = FILES.map(|file| format!("{file}.yaml"));
-    assert_eq!(listed, files);
-    let kinds: BTreeSet<String> = base()
+    let resources = |folder: &str| -> Vec<String> {
+        let kustomization = objects(&read(&format!("{folder}/kustomization.yaml")));
+        let listed = list(&kustomization[0]["resources"]).iter().map(text);
+        listed.map(ToOwned::to_owned).collect()
+    };
+    assert_eq!(resources("base"), BASE.map(|file| format!("{file}.yaml")));
+    for (way, _, own) in WAYS {
+        assert_eq!(resources(way), ["../base", &format!("{own}.yaml")]);
+        let kustomization = objects(&read(&format!("{way}/kustomization.yaml")));
+        let patch = &kustomization[0]["patches"][0]["path"];
+        assert_eq!(text(patch), "container.yaml");
+    }
+    let kinds: BTreeSet<String> = all()
         .iter()
         .map(|one| text(&one["kind"]).to_owned())
         .collect();
@@ -66,6 +108,7 @@ fn the_manifests_list_all_there_is() {
         "Service",
         "DeviceClass",
         "ClusterRole",
+        "NetworkPolicy",
     ] {
         assert!(kinds.contains(kind), "{kinds:?}");
     }
@@ -74,7 +117,7 @@ fn the_manifests_list_all_there_is() {
 #[test]
 fn every_container_is_unprivileged_and_starts_what_the_command_has() {
     let sandbox = Sandbox::new();
-    for container in containers(&base()) {
+    for container in containers(&all()) {
         let name = text(&container["name"]).to_owned();
         let security = &container["securityContext"];
         assert_eq!(security["privileged"].as_bool(), Some(false), "{name}");
@@ -89,6 +132,14 @@ fn every_container_is_unprivileged_and_starts_what_the_command_has() {
             "{name}"
         );
         assert_eq!(text(&security["capabilities"]["drop"][0]), "ALL", "{name}");
+        // To end processes of jobs, which may run as other users than root.
+        let added = list(&security["capabilities"]["add"]).iter().map(text);
+        let expected: &[&str] = if name == "arbiter" { &["KILL"] } else { &[] };
+        assert_eq!(added.collect::<Vec<_>>(), expected, "{name}");
+        // It would make the arbiter one of its own user, whom no other user reaches.
+        let variables = list(&container["env"]);
+        let has_dir = |one: &Yaml| text(&one["name"]) == "SUBLET_RUNTIME_DIR";
+        assert!(!variables.iter().any(has_dir), "{name}");
         let args: Vec<&str> = list(&container["args"]).iter().map(text).collect();
         let (flags, words): (Vec<&str>, Vec<&str>) =
             args.iter().partition(|word| word.starts_with("--"));
@@ -106,7 +157,7 @@ fn every_container_is_unprivileged_and_starts_what_the_command_has() {
 
 #[test]
 fn names_agree_with_the_code() {
-    let classes = objects(&read("base/device-classes.yaml"));
+    let classes = objects(&read("dra/device-classes.yaml"));
     for class in &classes {
         let selector = text(&class["spec"]["selectors"][0]["cel"]["expression"]);
         assert!(
@@ -178,30 +229,86 @@ fn accounts_may_do_what_the_programs_do_and_no_more() {
     assert!(api::ACCOUNT_DIR.ends_with("serviceaccount"));
 }
 
+/// A template as Helm renders it, as far as ours go: values, and lines with `if`, `fail` and `end`.
+fn rendered(template: &str, values: &Yaml, has_dra: bool) -> Result<String, String> {
+    let value = |path: &str| {
+        let keys = path.trim_start_matches(".Values.").split('.');
+        keys.fold(values.clone(), |at, key| at[key].clone())
+    };
+    let holds = |condition: &str| match condition.strip_prefix("and ") {
+        Some(all) => all.split(' ').all(|one| value(one).as_bool() == Some(true)),
+        None if condition == "not (.Capabilities.APIVersions.Has \"resource.k8s.io/v1\")" => {
+            !has_dra
+        }
+        None => value(condition).as_bool() == Some(true),
+    };
+    let (mut out, mut open) = (String::new(), Vec::new());
+    for line in template.lines() {
+        let action = line
+            .strip_prefix("{{- ")
+            .and_then(|line| line.strip_suffix(" }}"));
+        let is_in = open.iter().all(|holds| *holds);
+        match action {
+            Some("end") => {
+                open.pop().expect("an end of something");
+            }
+            Some(action) => match action.split_once(' ') {
+                Some(("if", condition)) => open.push(holds(condition)),
+                Some(("fail", why)) if is_in => return Err(why.to_owned()),
+                Some(("fail", _)) => {}
+                _ => panic!("{line}"),
+            },
+            None if is_in => {
+                let mut line = line.to_owned();
+                while let Some((before, rest)) = line.split_once("{{ ") {
+                    let (path, after) = rest.split_once(" }}").expect("an end");
+                    let value = match value(path) {
+                        Yaml::Integer(number) => number.to_string(),
+                        other => text(&other).to_owned(),
+                    };
+                    assert!(!value.is_empty(), "{path} has no default");
+                    line = format!("{before}{value}{after}");
+                }
+                out += &line;
+                out.push('\n');
+            }
+            None => {}
+        }
+    }
+    assert!(open.is_empty(), "an if without its end");
+    Ok(out)
+}
+
 #[test]
 fn the_chart_says_the_same_as_the_manifests() {
-    let values = objects(&read("chart/values.yaml"));
-    let values = values[0].as_hash().expect("values");
-    for file in FILES {
-        let mut template = read(&format!("chart/templates/{file}.yaml"));
-        for (name, value) in values {
-            let value = match value {
-                Yaml::Integer(number) => number.to_string(),
-                other => text(other).to_owned(),
-            };
-            template = template.replace(&format!("{{{{ .Values.{} }}}}", text(name)), &value);
+    let defaults = objects(&read("chart/values.yaml")).remove(0);
+    let switched = |on: &[&str]| {
+        let mut values = defaults.clone();
+        for (_, value, _) in WAYS {
+            *entry(entry(&mut values, value), "enabled") = Yaml::Boolean(on.contains(&value));
         }
-        assert!(
-            !template.contains("{{"),
-            "{file}: a value without a default: {template}"
-        );
-        assert_eq!(
-            objects(&template),
-            objects(&read(&format!("base/{file}.yaml"))),
-            "{file}"
-        );
+        values
+    };
+    assert_eq!(defaults, switched(&["devicePlugin"]), "one by default");
+    let files = ["namespace", "access", "node", "extender", "device-classes"];
+    let chart = |values: &Yaml, has_dra| -> Result<Vec<Yaml>, String> {
+        let mut all = Vec::new();
+        for file in files {
+            let template = read(&format!("chart/templates/{file}.yaml"));
+            all.extend(objects(&rendered(&template, values, has_dra)?));
+        }
+        all.retain(|object| !object.is_null());
+        Ok(all)
+    };
+    for (way, value, own) in WAYS {
+        let made = chart(&switched(&[value]), value == "dra");
+        assert_eq!(made, Ok(built(way, own)), "{way}");
     }
+    let error = chart(&switched(&["dra"]), false).expect_err("an old cluster");
+    assert!(error.contains("from 1.34"), "{error}");
+    let error = chart(&switched(&["devicePlugin", "dra"]), true).expect_err("both");
+    assert!(error.contains("neither knows"), "{error}");
     let chart = &objects(&read("chart/Chart.yaml"))[0];
     assert_eq!(text(&chart["version"]), env!("CARGO_PKG_VERSION"));
-    assert_eq!(text(&values[&Yaml::from_str("image")]), "sublet:0.1.0");
+    assert_eq!(text(&defaults["image"]), "sublet:0.1.0");
 }

@@ -1,9 +1,9 @@
 //! The scheduler extender, on what kube-scheduler sends (types of `extender/v1`).
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
+use std::io::{BufRead as _, BufReader};
 
 use serde_json::{Value, json};
+use testbed::http::Http;
 use tests::{Running, Sandbox};
 
 use super::api_server::ApiServer;
@@ -45,35 +45,15 @@ impl Extender {
     }
 
     /// Status and JSON of the answer to a question.
-    fn ask(&self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
-        let mut stream = TcpStream::connect(&self.address).expect("it listens");
-        stream
-            .set_read_timeout(Some(tests::PATIENCE))
-            .expect("a limit");
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-            body.len()
-        );
-        stream.write_all(head.as_bytes()).expect("sent");
-        // Refused by its head, it may not be read to its end.
-        let _ = stream.write_all(body);
-        let mut answer = String::new();
-        let _ = stream.read_to_string(&mut answer);
-        let status = answer
-            .split(' ')
-            .nth(1)
-            .and_then(|status| status.parse().ok());
-        let (_, body) = answer
-            .split_once("\r\n\r\n")
-            .unwrap_or_else(|| panic!("{answer:?}"));
-        (
-            status.expect("a status"),
-            serde_json::from_str(body).unwrap_or(Value::Null),
-        )
+    fn ask(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+        let mut http = Http::connect_tcp(&self.address).expect("it listens");
+        let answer = http.ask(method, path, Some(body)).expect("an answer");
+        let body = serde_json::from_str(&answer.body).unwrap_or(Value::Null);
+        (answer.status, body)
     }
 
     fn post(&self, path: &str, body: &Value) -> Value {
-        let (status, answer) = self.ask("POST", path, body.to_string().as_bytes());
+        let (status, answer) = self.ask("POST", path, &body.to_string());
         assert_eq!(status, 200, "{answer}");
         answer
     }
@@ -135,7 +115,7 @@ fn pods_go_where_memory_and_time_are_left() {
         "{why}"
     );
     let why = filtered["FailedNodes"]["n3"].as_str().expect("a reason");
-    assert!(why.contains("n3 says of no device"), "{why}");
+    assert!(why.contains("node n3 has no sublet.dev/devices"), "{why}");
     assert_eq!(filtered["Error"], "");
 
     let args = extender.pod("second", 30, Some("0.6"));
@@ -196,6 +176,24 @@ fn pods_without_a_wish_pass_and_those_with_nonsense_say_why() {
         filtered["NodeNames"], args["NodeNames"],
         "no GPU is asked for"
     );
+    extender.api.put(&path("plain"), args["Pod"].clone());
+    let error = extender.bind("plain", "n1").expect_err("not ours");
+    assert!(
+        error.contains("asks for no sublet.dev/gpu-mem-gib"),
+        "{error}"
+    );
+    let bound = &extender.api.get(&path("plain")).expect("the pod")["spec"]["nodeName"];
+    assert_eq!(bound, &Value::Null);
+    let mut args = extender.pod("two", 1, None);
+    let one = args["Pod"]["spec"]["containers"][0].clone();
+    let containers = &mut args["Pod"]["spec"]["containers"];
+    containers.as_array_mut().expect("a list").push(one);
+    let filtered = extender.post("/filter", &args);
+    let why = &filtered["FailedAndUnresolvableNodes"]["n1"];
+    assert!(
+        why.as_str().expect("a reason").contains("2 containers"),
+        "{why}"
+    );
     let args = extender.pod("unsaid", 1, None);
     assert_eq!(
         extender.post("/filter", &args)["NodeNames"],
@@ -229,12 +227,12 @@ fn bad_questions_are_answered_and_the_next_one_too() {
     let mut extender = Extender::start();
     extender.node("n1", ONE);
     for (method, path, body, status) in [
-        ("POST", "/filter", &b"{\"Pod\":"[..], 400),
-        ("POST", "/filter", b"[1]", 400),
-        ("POST", "/bind", b"{\"PodName\":7}", 400),
-        ("POST", "/nothing", b"{}", 404),
-        ("DELETE", "/filter", b"{}", 405),
-        ("GET", "/healthz", b"", 200),
+        ("POST", "/filter", "{\"Pod\":", 400),
+        ("POST", "/filter", "[1]", 400),
+        ("POST", "/bind", "{\"PodName\":7}", 400),
+        ("POST", "/nothing", "{}", 404),
+        ("DELETE", "/filter", "{}", 405),
+        ("GET", "/healthz", "", 200),
     ] {
         let (got, answer) = extender.ask(method, path, body);
         assert_eq!(got, status, "{method} {path}: {answer}");
@@ -250,17 +248,12 @@ fn bad_questions_are_answered_and_the_next_one_too() {
         let mut asked = json!({"PodName": "p", "PodNamespace": "d", "PodUID": "u", "Node": "n1"});
         asked[name] = json!(value);
         let error = extender.post("/bind", &asked)["Error"].to_string();
-        assert!(error.contains("is no name"), "{error}");
+        assert!(error.contains("invalid "), "{error}");
     }
-    let mut stream = TcpStream::connect(&extender.address).expect("it listens");
-    let head = "POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n";
-    stream.write_all(head.as_bytes()).expect("sent");
-    let mut answer = String::new();
-    stream
-        .set_read_timeout(Some(tests::PATIENCE))
-        .expect("a limit");
-    let _ = BufReader::new(stream).read_line(&mut answer);
-    assert!(answer.contains("413"), "{answer:?}");
+    let mut http = Http::connect_tcp(&extender.address).expect("it listens");
+    http.send(b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n")
+        .expect("sent");
+    assert_eq!(http.head().expect("an answer").status, 413);
 
     // A decision for a device that vanished, a pod made anew, an API server that is away.
     let args = extender.pod("p", 10, None);

@@ -1,7 +1,8 @@
-//! HTTP over a Unix socket, as far as tests ask: one connection, one request after the other, what
-//! came back as it came.
+//! HTTP over a socket, as far as tests ask: one connection, one request after the other, what came
+//! back as it came.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -9,8 +10,8 @@ use crate::within::PATIENCE;
 
 /// A connection.
 #[derive(Debug)]
-pub struct Http {
-    stream: BufReader<UnixStream>,
+pub struct Http<S: Read = UnixStream> {
+    stream: BufReader<S>,
 }
 
 /// What was answered.
@@ -44,17 +45,32 @@ impl Http {
         })
     }
 
+    /// The socket.
+    pub fn socket(&self) -> &UnixStream {
+        self.stream.get_ref()
+    }
+}
+
+impl Http<TcpStream> {
+    /// # Errors
+    /// Nobody listens.
+    pub fn connect_tcp(address: &str) -> io::Result<Self> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Self {
+            stream: BufReader::new(stream),
+        })
+    }
+}
+
+impl<S: Read + Write> Http<S> {
     /// Sends bytes as they are.
     ///
     /// # Errors
     /// The other side does not take them.
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.get_mut().write_all(bytes)
-    }
-
-    /// The socket.
-    pub fn socket(&self) -> &UnixStream {
-        self.stream.get_ref()
     }
 
     /// Asks and waits for the answer.
