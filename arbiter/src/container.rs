@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 use control::place::{Identity, container_group, group_of_process};
 use serde::{Deserialize, Serialize};
 
+use crate::bearer::Bearer;
 use crate::descriptors::Descriptors;
 use crate::peer;
 
@@ -29,6 +30,8 @@ pub enum Origin {
     Container(Arc<str>),
     /// The kernel does not say: the process has ended, or is not seen from here.
     Unknown,
+    /// Anywhere: it holds a token, and asks over TCP.
+    Remote(Arc<Bearer>),
 }
 
 /// A container that is a job.

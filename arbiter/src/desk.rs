@@ -71,10 +71,14 @@ impl Counter {
         Ok(())
     }
 
-    /// Says how many connections are open.
-    pub fn note_open(&self, count: usize) {
+    /// One more connection is open, or one less.
+    pub fn note_open(&self, on: bool) {
         // SYNC(open): a count and nothing else; no data is published by it.
-        self.open.store(count, Ordering::Relaxed);
+        if on {
+            self.open.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.open.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -322,8 +326,10 @@ mod tests {
         assert!(desk.awaits(7) && !desk.is_empty());
         drop(hear);
         assert!(!desk.awaits(7) && desk.is_empty());
-        counter.note_open(1);
+        counter.note_open(true);
         assert!(!desk.is_empty(), "somebody is connected");
+        counter.note_open(false);
+        assert!(desk.is_empty(), "nobody is");
     }
 
     #[test]

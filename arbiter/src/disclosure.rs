@@ -60,7 +60,7 @@ impl Arbiter {
     /// numbers of the host's, and are the users of that container's jobs alone.
     fn counts_as(&self, job: u64, peer: &Peer) -> Option<u32> {
         let reaches = match peer.origin {
-            Origin::Here => true,
+            Origin::Here | Origin::Remote(_) => true,
             _ => {
                 let tenant = self.ledger.get(TenantId(job));
                 tenant.is_some_and(|tenant| tenant.is_in_reach_of(&peer.origin))

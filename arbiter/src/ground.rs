@@ -20,7 +20,7 @@ use channel::arbiter::Listener;
 use control::paths::{RuntimeDir, Source};
 use rustix::net::SocketType;
 
-use crate::api::Api;
+use crate::api::{Api, Bound, Unusable};
 use crate::bell::Bell;
 use crate::census::Census;
 use crate::clock::Clock;
@@ -45,6 +45,9 @@ pub enum Error {
         /// Its process, as it wrote down.
         pid: Option<u32>,
     },
+    /// The API cannot be served to other hosts as it should be.
+    #[error("the API cannot be served over TCP")]
+    Remote(#[source] Unusable),
     /// A system call failed.
     #[error("cannot {what}")]
     Io {
@@ -101,6 +104,11 @@ impl Ground {
             .map_err(Error::io(format!("write {}", journal_path.display())))?;
         let state_file = StateFile::start(dir.state_file()).map_err(Error::io("start a thread"))?;
 
+        if options.api.is_some() && descriptors::are_few() {
+            return Err(Error::Remote(Unusable::Descriptors));
+        }
+        let remote = options.api.as_ref().map(Bound::new);
+        let remote = remote.transpose().map_err(Error::Remote)?;
         let listen = |path: &Path| format!("listen at {}", path.display());
         let mut sockets = Vec::new();
         let path = dir.channel_socket();
@@ -156,7 +164,7 @@ impl Ground {
             Some((listener, counter)) => {
                 let news = News::new().map_err(Error::io("make an eventfd"))?;
                 journal.tell_to(Arc::clone(&news));
-                Api::start(listener, counter, news).map_err(Error::io("serve the API"))?
+                Api::start(listener, remote, counter, news).map_err(Error::io("serve the API"))?
             }
             None => Api::default(),
         };

@@ -23,6 +23,7 @@ mod allowances;
 pub mod api;
 mod attach;
 mod background;
+mod bearer;
 mod behalf;
 mod bell;
 mod census;
@@ -88,6 +89,7 @@ mod watch;
 mod who;
 mod writer;
 
+pub use api::ApiListener;
 pub use convert::check_policy;
 pub use lifetime::Stopper;
 pub use names::LookUp;

@@ -22,10 +22,12 @@ use crate::serve::Arbiter;
 use crate::spec;
 use crate::tenant::Tenant;
 use crate::unsaved;
-use crate::who::Peer;
+use crate::who::{self, Peer};
 
 /// Of the address of a refused hook, and of the reason, in the journal.
 const REFUSED_HOOK_CHARS: usize = 400;
+/// Of what is asked for over TCP, in the log.
+const ASKED_CHARS: usize = 400;
 /// Of the name of a Slurm account.
 const ACCOUNT_CHARS: usize = 256;
 
@@ -37,6 +39,19 @@ impl Arbiter {
             peer,
             request,
         } = ask;
+        if let Err(error) = peer.may_ask(&request) {
+            let now_ns = self.clock.mono_ns();
+            self.control
+                .reply(connection, Err(error), now_ns, &self.poller);
+            return;
+        }
+        if let Origin::Remote(bearer) = &peer.origin
+            && !who::is_reading(&request)
+        {
+            let asked = serde_json::to_string(&request).unwrap_or_default();
+            let asked = one_line(&asked, ASKED_CHARS);
+            tracing::info!("over TCP, by the token `{}`: {asked}", bearer.name);
+        }
         if let Request::Status | Request::List | Request::Set { .. } | Request::Move(_) = request {
             self.read_accounts();
         }

@@ -8,6 +8,7 @@ use control::paths::RuntimeDir;
 use control::place::Identity;
 use control::{DeviceSelector, DeviceSettings, Layer, MemLimit, Misbehaviour, SliceMode};
 
+use crate::api::ApiListener;
 use crate::convert;
 use crate::dispatch::{Answer, Mode, Pace, Setup};
 use crate::names::LookUp;
@@ -159,6 +160,8 @@ pub struct Options {
     pub job_processes: u32,
     /// Looks for the host's own NVML, beside those of simulated drivers.
     pub host_nvml: bool,
+    /// Where other hosts are served; `None`: nowhere.
+    pub api: Option<ApiListener>,
     /// What a service manager has handed over.
     pub handed: Handed,
 }
@@ -217,6 +220,7 @@ impl Options {
             user_name: Box::new(convert::user_name),
             job_processes: JOB_PROCESSES,
             host_nvml: true,
+            api: None,
             handed: Handed::default(),
         }
     }

@@ -403,9 +403,9 @@ impl Arbiter {
             let own = self.user_text(peer.uid, &own);
             let user = user.unwrap_or_else(|| own.clone());
             let mut identity = Identity::default();
-            if user == own {
+            if user == own && peer.pid != 0 {
                 identity = Identity::of_process(peer.pid);
-            } else {
+            } else if user != own {
                 only_ours(peer)?;
             }
             let whose = Whose {

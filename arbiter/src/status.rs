@@ -45,6 +45,10 @@ impl Arbiter {
             runtime_dir: self.rulebook.options().dir.path().to_owned(),
             control_socket: self.rulebook.options().dir.control_socket(),
             channel_socket: self.rulebook.options().dir.channel_socket(),
+            api_address: self
+                .api
+                .address()
+                .map_or_else(String::new, |at| at.to_string()),
             embedded: self.rulebook.options().embedded,
             idle_exit_s: self
                 .rulebook

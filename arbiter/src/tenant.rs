@@ -147,7 +147,8 @@ impl Tenant {
     /// others on the host, root's above all.
     pub fn is_in_reach_of(&self, origin: &Origin) -> bool {
         match origin {
-            Origin::Here => true,
+            // Whose job it is is another question.
+            Origin::Here | Origin::Remote(_) => true,
             Origin::Container(key) => self.is_of_container(key),
             Origin::Unknown => false,
         }

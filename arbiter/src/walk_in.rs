@@ -57,7 +57,8 @@ impl Arbiter {
                     "it has no token and is in no container: start the program with `sublet run`";
                 return Err(refused(Outcome::UnknownToken, text.into()));
             }
-            Ok(Origin::Unknown) => {
+            // Nobody walks in over TCP.
+            Ok(Origin::Unknown | Origin::Remote(_)) => {
                 let text = "it has no token, and the container that it is in cannot be seen";
                 return Err(refused(Outcome::UnknownToken, text.into()));
             }

@@ -1,21 +1,28 @@
 //! Who asks: a process, its user, and where it runs.
 //!
-//! All three are the kernel's word. A user counts only on this host: a container's users have the
+//! All three are the kernel's word, or a token's where it came over TCP ([`Bearer`]). A user counts
+//! only on this host: a container's users have the
 //! numbers of the host's, root's above all, and none of their rights; and one who may be in a
 //! container has none either.
 
 use std::io;
 use std::os::fd::AsFd;
 
-use control::{ControlError, ErrorCode};
+use std::sync::Arc;
 
+use control::{ControlError, ErrorCode, Request};
+
+use crate::bearer::{Bearer, Role};
 use crate::container::Origin;
 use crate::peer;
+
+/// No user has this number: the kernel means "none" by it.
+const NOBODY: u32 = u32::MAX;
 
 /// Somebody at the other end of a socket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Peer {
-    /// Process id; 0: it is in a PID namespace that ours does not see, or on another host.
+    /// Process id; 0: it is in a PID namespace that ours does not see, or asks over TCP.
     pub pid: u32,
     /// User id.
     pub uid: u32,
@@ -50,7 +57,63 @@ impl Peer {
     /// Whether it may speak for the whole arbiter: its own user, or root.
     pub fn governs(&self) -> bool {
         let ours = rustix::process::geteuid().as_raw();
-        (self.uid == 0 || self.uid == ours) && self.origin == Origin::Here
+        match &self.origin {
+            Origin::Here => self.uid == 0 || self.uid == ours,
+            Origin::Remote(bearer) => bearer.role == Role::Operator,
+            Origin::Container(_) | Origin::Unknown => false,
+        }
+    }
+
+    /// Somebody who has shown nothing yet.
+    pub fn nobody() -> Self {
+        Self {
+            pid: 0,
+            uid: NOBODY,
+            origin: Origin::Unknown,
+        }
+    }
+
+    /// The holder of a token.
+    pub fn remote(bearer: Arc<Bearer>) -> Self {
+        let uid = match bearer.role {
+            Role::ReadOnly => NOBODY,
+            Role::User(uid) => uid,
+            Role::Operator => rustix::process::geteuid().as_raw(),
+        };
+        Self {
+            pid: 0,
+            uid,
+            origin: Origin::Remote(bearer),
+        }
+    }
+
+    /// Whether a token's role, where it is one that asks, covers such a request at all.
+    ///
+    /// # Errors
+    /// It does not, or it takes a process of this host.
+    pub fn may_ask(&self, request: &Request) -> Result<(), ControlError> {
+        let Origin::Remote(bearer) = &self.origin else {
+            return Ok(());
+        };
+        let is_read_only = bearer.role == Role::ReadOnly;
+        let refused = |message: String, hint: &str| {
+            Err(ControlError::new(ErrorCode::Permission, message).with_hint(hint))
+        };
+        match request {
+            Request::Register(_) => refused(
+                "a job is the process that registers itself, and over TCP there is none that the kernel vouches for".into(),
+                "ask over api.sock on the arbiter's host, or start the job there with `sublet run`",
+            ),
+            Request::Config { .. } if is_read_only => refused(
+                format!("the token `{}` stands for no user, and a configuration is a user's", bearer.name),
+                "use a token with a `uid`, or one whose role is `operator`",
+            ),
+            _ if is_read_only && !is_reading(request) => refused(
+                format!("the token `{}` may read, and change nothing", bearer.name),
+                "use a token with a `uid`, or one whose role is `operator`",
+            ),
+            _ => Ok(()),
+        }
     }
 
     /// Whether it is a user of this host, and of no container.
@@ -59,7 +122,7 @@ impl Peer {
     /// Why not, for that user.
     pub fn must_be_of_this_host(&self) -> Result<(), ControlError> {
         let (message, hint) = match self.origin {
-            Origin::Here => return Ok(()),
+            Origin::Here | Origin::Remote(_) => return Ok(()),
             Origin::Container(_) => (
                 "you are in a container, whose root is not the host's".to_owned(),
                 "ask on the host",
@@ -99,6 +162,24 @@ impl Peer {
     }
 }
 
+/// Whether a request leaves everything as it is.
+pub fn is_reading(request: &Request) -> bool {
+    match request {
+        Request::Status
+        | Request::List
+        | Request::Events { .. }
+        | Request::Timeline { .. }
+        | Request::Config { .. } => true,
+        Request::Register(_)
+        | Request::Set { .. }
+        | Request::SetDevice { .. }
+        | Request::Move(_)
+        | Request::Reload
+        | Request::Shutdown
+        | Request::HookRefused { .. } => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,5 +203,37 @@ mod tests {
             }
         }
         assert!(!Peer::here(7, ours + 1).governs());
+    }
+
+    #[test]
+    fn a_token_governs_by_its_role_and_never_by_its_number() {
+        let ours = rustix::process::geteuid().as_raw();
+        let remote = |role| {
+            let name = "a".into();
+            Peer::remote(Arc::new(Bearer { name, role }))
+        };
+        let all = [
+            (Role::ReadOnly, false),
+            (Role::User(0), false),
+            (Role::User(ours), false),
+            (Role::User(ours + 1), false),
+            (Role::Operator, true),
+        ];
+        for (role, governs) in all {
+            let peer = remote(role);
+            assert_eq!(peer.governs(), governs, "{role:?}");
+            assert!(!peer.is_root(), "{role:?}");
+            for request in Request::one_of_each() {
+                let is_config = matches!(request, Request::Config { .. });
+                let is_register = matches!(request, Request::Register(_));
+                let wanted = match role {
+                    Role::ReadOnly => is_reading(&request) && !is_config,
+                    _ => !is_register,
+                };
+                let may = peer.may_ask(&request);
+                assert_eq!(may.is_ok(), wanted, "{role:?}: {request:?}: {may:?}");
+                assert!(Peer::here(1, ours).may_ask(&request).is_ok());
+            }
+        }
     }
 }

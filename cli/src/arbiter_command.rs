@@ -91,11 +91,17 @@ fn serve(
         flags = flags.or(&config.cluster);
     }
     crate::cluster_command::node::start(&flags, &dir)?;
+    let mut api = args.api.clone();
+    if !args.embedded {
+        api = api.or(&config.api);
+    }
+    let api = api.listener()?;
     let watched = sources.clone();
     arbiter::run(Options {
         reload: Some(reload(sources)),
         watched: Some(Box::new(move || watched.watched())),
         handed,
+        api,
         ..options(dir, args, config)
     })?;
     Ok(())
@@ -303,6 +309,7 @@ mod tests {
             config: None,
             config_dir: None,
             cluster: Default::default(),
+            api: Default::default(),
         }
     }
 

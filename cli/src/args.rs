@@ -656,6 +656,8 @@ pub struct Arbiter {
     pub config_dir: Option<PathBuf>,
     #[command(flatten)]
     pub cluster: crate::cluster_command::node::ClusterFlags,
+    #[command(flatten)]
+    pub api: crate::api_flags::ApiFlags,
 }
 
 /// Several orders, packers, placers or sizers make a sweep: every combination is run, in parallel.

@@ -1,6 +1,7 @@
 //! The one binary of sublet. Each command is a module; what they share is how they fail: one line
 //! on stderr and an exit code of `exit`.
 
+mod api_flags;
 mod arbiter_command;
 mod args;
 mod cdi;

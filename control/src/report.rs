@@ -359,6 +359,8 @@ pub struct ArbiterStatus {
     pub control_socket: PathBuf,
     #[schema(value_type = String)]
     pub channel_socket: PathBuf,
+    /// Address and port at which other hosts reach the API, by TLS; empty: nowhere.
+    pub api_address: String,
     /// Started by `sublet run`, for one user.
     pub embedded: bool,
     /// Ends itself after this long without a job; `None`: never.

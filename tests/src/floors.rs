@@ -151,6 +151,7 @@ pub const CRATES: [Crate; 18] = [
             (
                 "peers, descriptors, files",
                 &[
+                    "bearer",
                     "bell",
                     "container",
                     "descriptors",
@@ -362,6 +363,7 @@ pub const CRATES: [Crate; 18] = [
                 &[
                     "args",
                     "cdi",
+                    "api_flags",
                     "cluster_command",
                     "kubernetes_command",
                     "ps",

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -121,6 +122,8 @@ impl Drop for Caller {
 struct Host {
     sandbox: Sandbox,
     program: PathBuf,
+    /// Of the arbiter.
+    flags: Vec<String>,
     arbiter: Option<Running>,
 }
 
@@ -159,10 +162,39 @@ impl Host {
         let mut host = Self {
             sandbox,
             program,
+            flags: Vec::new(),
             arbiter: None,
         };
         host.begin();
         Some(host)
+    }
+
+    /// Starts the arbiter again, for other hosts too.
+    fn open_to_others(&mut self, tokens: &str) -> SocketAddr {
+        let files = ["server.crt", "server.key", "tokens.toml"];
+        let [certificate, key, of_tokens] = files.map(|name| self.sandbox.path(name));
+        testbed::tls::write_server(0, &certificate, &key);
+        std::fs::write(&of_tokens, tokens).expect("written");
+        let secret = || PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&of_tokens, secret()).expect("set");
+        for path in [&certificate, &key, &of_tokens] {
+            std::os::unix::fs::chown(path, Some(ARBITER), Some(ARBITER)).expect("set");
+        }
+        let path = |path: &PathBuf| path.display().to_string();
+        let flags = [
+            ("--api-listen", "127.0.0.1:0".to_owned()),
+            ("--api-cert", path(&certificate)),
+            ("--api-key", path(&key)),
+            ("--api-tokens", path(&of_tokens)),
+        ];
+        self.flags = flags.map(|(flag, value)| format!("{flag}={value}")).into();
+        let status = self.sandbox.control().expect("an arbiter").shutdown();
+        status.expect("it ends");
+        drop(self.arbiter.take().map(Running::wait));
+        self.begin();
+        let status = self.sandbox.control().expect("an arbiter").status();
+        let address = status.expect("answered").api_address;
+        address.parse().expect("an address")
     }
 
     fn socket(&self) -> PathBuf {
@@ -174,6 +206,7 @@ impl Host {
         let mut command = self.sandbox.command(self.sandbox.path("sublet"));
         command
             .arg("arbiter")
+            .args(&self.flags)
             .uid(ARBITER)
             .gid(ARBITER)
             .current_dir("/");
@@ -312,6 +345,98 @@ fn every_operation_is_open_to_those_who_may_and_to_nobody_else() {
             seen[&("GET".to_owned(), path.to_owned())],
             "{path} tells nobody"
         );
+    }
+}
+
+#[test]
+fn over_tcp_a_users_token_reaches_that_users_jobs_and_no_others() {
+    let Some(mut host) = Host::new() else {
+        return;
+    };
+    let token = |who: &str| who.repeat(40);
+    let section = |(name, role): (&str, String)| {
+        format!(
+            "[[token]]\nname = \"{name}\"\n{role}\ntoken = \"{}\"\n",
+            token(name)
+        )
+    };
+    let tokens = [
+        ("o", format!("uid = {OWNER}")),
+        ("x", format!("uid = {OTHER}")),
+        ("r", "role = \"readonly\"".into()),
+        ("g", "role = \"operator\"".into()),
+    ];
+    let address = host.open_to_others(&tokens.map(section).concat());
+    let mut owner = host.caller(OWNER);
+    let job = json!({
+        "name": "owned", "simulated": true, "evictable": true,
+        "command": ["train", SECRET],
+    });
+    let (status, said) = owner.ask("POST", "/v1/jobs", Some(&job));
+    assert_eq!(status, 201, "{said}");
+    let pid = owner.child.id();
+    // A device is known once a job uses it.
+    let mut job = host.sandbox.job(
+        &["--name", "worker", "--mem", "1GiB"],
+        tests::programs::program("memory"),
+    );
+    let mut work = tests::ProgramRun::start(job.uid(ARBITER).gid(ARBITER).current_dir("/"));
+    assert_eq!(work.ask("init"), "0");
+    let mut all = operations(&mut owner);
+    all.retain(|(_, path)| path != "/v1/shutdown");
+    for (method, path) in &all {
+        let row = expected(method, path);
+        let (body, local) = row.unwrap_or_else(|| panic!("no row for {method} {path}"));
+        let body = body.as_ref().map(Value::to_string);
+        let mut asked = path.replace("{job}", "owned").replace("{device}", "0");
+        match path.as_str() {
+            "/v1/config" => asked += &format!("?pid={pid}"),
+            "/v1/events/stream" => asked += "?since_seq=0",
+            _ => {}
+        }
+        // What the same user may on this host; root's rights nobody has.
+        for (who, at) in [("o", 0), ("x", 1), ("r", 1), ("g", 3)] {
+            let http = testbed::tls::connect(address).expect("connected");
+            let mut http = http.with_token(&token(who));
+            let answer = if path.ends_with("/stream") {
+                let ask = format!(
+                    "GET {asked} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\n\r\n",
+                    token(who)
+                );
+                http.send(ask.as_bytes()).expect("sent");
+                http.head().expect("answered")
+            } else {
+                http.ask(method, &asked, body.as_deref()).expect("answered")
+            };
+            let wanted = match (method.as_str(), path.as_str()) {
+                ("POST", "/v1/jobs") => 403,
+                _ => local[at],
+            };
+            assert_eq!(
+                u64::from(answer.status),
+                wanted,
+                "{who}: {method} {asked}: {answer:?}"
+            );
+            let tells = answer.body.contains(SECRET) || names_process(&answer.body, pid);
+            assert!(
+                !tells || matches!(who, "o" | "g"),
+                "{who}: {asked}: {answer:?}"
+            );
+            if path == "/v1/jobs" && method == "GET" {
+                assert_eq!(tells, matches!(who, "o" | "g"), "{who}: {answer:?}");
+            }
+        }
+    }
+    // The configuration of one's own user, and of nobody else.
+    for (who, asked, wanted) in [
+        ("o", "/v1/config".to_owned(), 200),
+        ("o", format!("/v1/config?user={OTHER}"), 403),
+        ("g", format!("/v1/config?user={OTHER}"), 200),
+        ("r", "/v1/config".to_owned(), 403),
+    ] {
+        let http = testbed::tls::connect(address).expect("connected");
+        let answer = http.with_token(&token(who)).ask("GET", &asked, None);
+        assert_eq!(answer.expect("answered").status, wanted, "{who}: {asked}");
     }
 }
 

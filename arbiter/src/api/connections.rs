@@ -1,43 +1,92 @@
 //! Connections of the API: who may hold how many, and who gives way.
 //!
-//! A process has 32 at most, a user 64, all together 192. One that goes beyond that loses the
-//! connection of its own that has been silent for longest. Where all places are taken, the one that
-//! was silent longest gives way, of the process that has most; where none is silent, newcomers wait
-//! in the kernel's queue.
+//! A process has 32 at most, a user 64, all together 192; over TCP an address has 32, all together
+//! 64, in places of their own. One that goes beyond that loses the connection of its own that has
+//! been silent for longest. Where all places are taken, the one that was silent longest gives way,
+//! of the process or address that has most; where none is silent, newcomers wait in the kernel's
+//! queue.
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use parking_lot::Mutex;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Office;
-use super::conversation::{Caller, converse};
+use super::conversation::{Asker, Caller, converse};
 use super::routes;
 use crate::desk::Counter;
 use crate::who::Peer;
 
-const ALL: usize = 192;
-const OF_USER: usize = 64;
-const OF_PROCESS: usize = 32;
+/// On the Unix socket.
+pub const LOCAL: Limits = Limits {
+    all: 192,
+    of_user: 64,
+    of_process: 32,
+};
+/// Over TCP.
+pub const REMOTE: Limits = Limits {
+    all: 64,
+    of_user: 32,
+    of_process: 32,
+};
 /// Newcomers in a row: those who are there already come next.
-const STEP: usize = 16;
+pub const STEP: usize = 16;
 /// A connection that was silent for so long can give way to others. TIMEOUT: a client asks right
 /// after it has connected.
 const IDLE: Duration = Duration::from_millis(100);
 /// TIMEOUT: connections that end give descriptors and places back within a moment.
 const AGAIN: Duration = Duration::from_millis(20);
 
+/// How many there may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    all: usize,
+    of_user: usize,
+    of_process: usize,
+}
+
+/// Whose a connection is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Holder {
+    /// A process of this host, and its user.
+    Process { pid: u32, uid: u32 },
+    /// All at that address.
+    Address(IpAddr),
+}
+
+impl Holder {
+    /// One who has connected over TCP. A network of IPv6 has as many addresses as it likes; it
+    /// counts as one.
+    pub fn at(address: IpAddr) -> Self {
+        Self::Address(match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let network = address.to_bits() & !u128::from(u64::MAX);
+                IpAddr::V6(Ipv6Addr::from_bits(network))
+            }
+            address => address,
+        })
+    }
+
+    fn is_same_user(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Process { uid, .. }, Self::Process { uid: other, .. }) => uid == other,
+            _ => self == other,
+        }
+    }
+}
+
 /// All connections.
 #[derive(Debug)]
 pub struct Connections {
     open: Mutex<BTreeMap<u64, Open>>,
+    limits: Limits,
     counter: Counter,
     /// Rings when one has ended.
     ended: Notify,
@@ -46,7 +95,7 @@ pub struct Connections {
 
 #[derive(Debug)]
 struct Open {
-    peer: Peer,
+    holder: Holder,
     /// Nothing of it is in the works since then; `None`: something is.
     silent: Option<Instant>,
     task: Option<AbortHandle>,
@@ -63,7 +112,7 @@ impl Place {
     /// One that nobody counts, for tests.
     #[cfg(test)]
     pub fn uncounted(counter: Counter) -> Self {
-        let all = Connections::new(counter);
+        let all = Connections::new(LOCAL, counter);
         Self { number: 0, all }
     }
 
@@ -84,7 +133,7 @@ impl Drop for Place {
 
 impl Connections {
     /// None yet.
-    pub fn new(counter: Counter) -> Arc<Self> {
+    pub fn new(limits: Limits, counter: Counter) -> Arc<Self> {
         // Each takes a descriptor, and processes of jobs come first.
         let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let quarter = descriptors.current.unwrap_or(u64::MAX) / 4;
@@ -92,7 +141,10 @@ impl Connections {
             open: Mutex::default(),
             counter,
             ended: Notify::new(),
-            most: ALL.min(usize::try_from(quarter).unwrap_or(ALL)),
+            most: limits
+                .all
+                .min(usize::try_from(quarter).unwrap_or(limits.all)),
+            limits,
         })
     }
 
@@ -104,8 +156,10 @@ impl Connections {
     fn remove(&self, number: u64) -> bool {
         let mut open = self.open.lock();
         let gone = open.remove(&number);
-        self.counter.note_open(open.len());
         drop(open);
+        if gone.is_some() {
+            self.counter.note_open(false);
+        }
         match gone.and_then(|gone| gone.task) {
             Some(task) => {
                 task.abort();
@@ -116,20 +170,20 @@ impl Connections {
     }
 
     /// Makes space for one more of anybody; false where none has been silent for long enough.
-    fn make_space(&self) -> bool {
+    pub fn make_space(&self) -> bool {
         let now = Instant::now();
         let open = self.open.lock();
         if open.len() < self.most {
             return true;
         }
-        let mut of_process: BTreeMap<u32, usize> = BTreeMap::new();
+        let mut of_process: BTreeMap<Holder, usize> = BTreeMap::new();
         for one in open.values() {
-            *of_process.entry(one.peer.pid).or_default() += 1;
+            *of_process.entry(one.holder).or_default() += 1;
         }
         let silent = open.iter().filter_map(|(number, one)| {
             let since = one.silent?;
             let silent = now.saturating_duration_since(since);
-            (silent >= IDLE).then_some((*number, of_process.get(&one.peer.pid)?, silent))
+            (silent >= IDLE).then_some((*number, of_process.get(&one.holder)?, silent))
         });
         let first = silent.max_by_key(|(_, count, silent)| (**count, *silent));
         let first = first.map(|(number, ..)| number);
@@ -138,11 +192,13 @@ impl Connections {
     }
 
     /// Keeps a process and a user below what they may have, at their own expense.
-    fn make_space_within(&self, peer: &Peer) {
-        for (of_process, most) in [(true, OF_PROCESS), (false, OF_USER)] {
+    fn make_space_within(&self, holder: Holder) {
+        let limits = [(true, self.limits.of_process), (false, self.limits.of_user)];
+        for (of_process, most) in limits {
             let open = self.open.lock();
-            let own = open.iter().filter(|(_, one)| {
-                one.peer.uid == peer.uid && (!of_process || one.peer.pid == peer.pid)
+            let own = open.iter().filter(|(_, one)| match of_process {
+                true => one.holder == holder,
+                false => one.holder.is_same_user(holder),
             });
             if own.clone().count() < most {
                 continue;
@@ -157,32 +213,33 @@ impl Connections {
         }
     }
 
-    fn take_in(
-        self: &Arc<Self>,
-        number: u64,
-        (stream, peer, routes): (UnixStream, Peer, Router),
-        office: &Arc<Office>,
-    ) {
-        self.make_space_within(&peer);
-        let mut open = self.open.lock();
+    /// Gives a newcomer a place, and has `serve` serve it there.
+    pub fn take_in<F>(self: &Arc<Self>, number: u64, holder: Holder, serve: impl FnOnce(Place) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.make_space_within(holder);
         let one = Open {
-            peer: peer.clone(),
+            holder,
             silent: Some(Instant::now()),
             task: None,
         };
-        open.insert(number, one);
-        self.counter.note_open(open.len());
-        drop(open);
+        self.open.lock().insert(number, one);
+        self.counter.note_open(true);
         let place = Place {
             number,
             all: Arc::clone(self),
         };
-        let caller = Caller::new(peer, place, Arc::clone(office));
         // It first runs when this thread comes to it, after the next lines.
-        let task = tokio::spawn(converse(caller, stream, routes)).abort_handle();
+        let task = tokio::spawn(serve(place)).abort_handle();
         if let Some(one) = self.open.lock().get_mut(&number) {
             one.task = Some(task);
         }
+    }
+
+    /// Waits until one ends, for a moment at most.
+    pub async fn wait_for_space(&self) {
+        let _ = timeout(AGAIN, self.ended.notified()).await;
     }
 
     /// Waits until all have ended, so long at most.
@@ -200,32 +257,117 @@ impl Connections {
     }
 }
 
+/// Nobody was accepted.
+pub async fn after(error: &io::Error) {
+    match error.kind() {
+        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+        // Out of descriptors or memory: those who wait go on waiting.
+        _ => sleep(AGAIN).await,
+    }
+}
+
 /// Takes newcomers in, for ever.
 pub async fn take_in(listener: &UnixListener, office: &Arc<Office>) {
     let routes = routes::router(Arc::clone(office));
     let mut number = 0;
     loop {
         if !office.connections.make_space() {
-            let ended = office.connections.ended.notified();
-            let _ = timeout(AGAIN, ended).await;
+            office.connections.wait_for_space().await;
             continue;
         }
         match listener.accept().await {
             Ok((stream, _)) => {
                 if let Ok(peer) = Peer::of(&stream, || false) {
                     number += 1;
-                    let one = (stream, peer, routes.clone());
-                    office.connections.take_in(number, one, office);
+                    let (pid, uid) = (peer.pid, peer.uid);
+                    let holder = Holder::Process { pid, uid };
+                    office.connections.take_in(number, holder, |place| {
+                        let asker = Asker::Process(peer);
+                        let caller = Caller::new(asker, place, Arc::clone(office));
+                        converse(caller, stream, routes.clone())
+                    });
                 }
             }
-            Err(error) => match error.kind() {
-                io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
-                // Out of descriptors or memory: those who wait go on waiting.
-                _ => sleep(AGAIN).await,
-            },
+            Err(error) => after(&error).await,
         }
         if number % STEP as u64 == 0 {
             yield_now().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::desk::Desk;
+
+    fn at(network: u8, host: u8) -> Holder {
+        Holder::at(Ipv4Addr::new(10, 0, network, host).into())
+    }
+
+    #[test]
+    fn an_address_has_so_many_places_and_the_one_with_most_gives_way() {
+        let (desk, counter) = Desk::new().expect("a desk");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let all = Connections::new(REMOTE, counter);
+            // Each stays as long as it is let.
+            let stay = |place: Place| async move {
+                let _place = place;
+                std::future::pending().await
+            };
+            let of = |holder| {
+                let open = all.open.lock();
+                let of: Vec<u64> = open
+                    .iter()
+                    .filter(|(_, one)| one.holder == holder)
+                    .map(|(number, _)| *number)
+                    .collect();
+                of
+            };
+            for number in 1..=100 {
+                all.take_in(number, at(0, 1), stay);
+                sleep(Duration::from_millis(1)).await;
+            }
+            let own: Vec<u64> = (69..=100).collect();
+            assert_eq!(of(at(0, 1)), own, "the last of them");
+            for number in 101..=132 {
+                all.take_in(number, at(0, number as u8), stay);
+            }
+            assert_eq!(all.count(), 64);
+            // Who has most of them gives way to anybody.
+            assert!(all.make_space(), "one of them is silent");
+            assert_eq!(of(at(0, 1)).len(), 31);
+            all.take_in(200, at(1, 1), stay);
+            assert_eq!((all.count(), of(at(1, 1)).len()), (64, 1));
+            // Those that are busy do not.
+            for one in all.open.lock().values_mut() {
+                one.silent = None;
+            }
+            assert!(!all.make_space());
+            assert!(!desk.is_empty());
+            for number in 1..=200 {
+                all.remove(number);
+            }
+            // Their tasks end, and count nothing twice.
+            sleep(Duration::from_millis(1)).await;
+            assert_eq!(all.count(), 0);
+            assert!(desk.is_empty());
+        });
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_address_and_a_mapped_one_is_what_it_maps() {
+        let holder = |text: &str| Holder::at(text.parse().expect("an address"));
+        assert_eq!(holder("2001:db8::1"), holder("2001:db8::ffff:1"));
+        assert_ne!(holder("2001:db8::1"), holder("2001:db8:0:1::1"));
+        assert_eq!(holder("::ffff:10.0.0.1"), holder("10.0.0.1"));
+        assert_ne!(holder("10.0.0.1"), holder("10.0.0.2"));
     }
 }

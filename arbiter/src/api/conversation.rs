@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, HttpBody};
-use axum::http::{HeaderValue, Request, Response, header};
+use axum::http::{HeaderMap, HeaderValue, Request, Response, header};
 use axum::response::IntoResponse;
 use control::{ControlError, ErrorCode, Reply};
 use hyper::body::Incoming;
@@ -27,6 +28,7 @@ use tower_service::Service;
 use super::Office;
 use super::connections::Place;
 use super::problem::Problem;
+use super::tokens::{Shown, Tokens};
 use crate::desk::{NotTaken, Put};
 use crate::who::Peer;
 
@@ -66,12 +68,26 @@ enum Stage {
     Following(Instant),
 }
 
+/// Who is at the other end of a connection.
+pub enum Asker {
+    /// A process of this host, by the kernel's word.
+    Process(Peer),
+    /// Somebody at that address, who shows a token with each request.
+    Remote(Arc<Tokens>, IpAddr),
+}
+
 /// Who asks on a connection, and how far that connection has come.
 #[derive(Clone)]
-pub struct Caller(Arc<Inner>);
+pub struct Caller {
+    inner: Arc<Inner>,
+    /// Who makes this request.
+    peer: Peer,
+    /// The token that was shown with it.
+    shown: Option<Shown>,
+}
 
 struct Inner {
-    peer: Peer,
+    asker: Asker,
     served_ns: Arc<AtomicU64>,
     stage: Mutex<Stage>,
     place: Place,
@@ -80,19 +96,49 @@ struct Inner {
 
 impl Caller {
     /// One who has just connected.
-    pub fn new(peer: Peer, place: Place, office: Arc<Office>) -> Self {
-        Self(Arc::new(Inner {
-            peer,
+    pub fn new(asker: Asker, place: Place, office: Arc<Office>) -> Self {
+        let peer = match &asker {
+            Asker::Process(peer) => peer.clone(),
+            Asker::Remote(..) => Peer::nobody(),
+        };
+        let inner = Arc::new(Inner {
+            asker,
             served_ns: Arc::default(),
             stage: Mutex::new(Stage::Coming(Instant::now() + MESSAGE)),
             place,
             office,
-        }))
+        });
+        Self {
+            inner,
+            peer,
+            shown: None,
+        }
     }
 
-    /// By the kernel's word.
+    /// By the kernel's word, or by that of the token.
     pub fn peer(&self) -> &Peer {
-        &self.0.peer
+        &self.peer
+    }
+
+    /// Finds out who makes a request.
+    ///
+    /// # Errors
+    /// It takes a token, and there is none that counts.
+    fn identify(&mut self, head: &HeaderMap) -> Result<(), Problem> {
+        if let Asker::Remote(tokens, address) = &self.inner.asker {
+            let (peer, shown) = tokens.identify(head, *address)?;
+            (self.peer, self.shown) = (peer, Some(shown));
+        }
+        Ok(())
+    }
+
+    /// Whether the token still counts: who follows the journal has shown it long ago.
+    fn still_counts(&self) -> Result<(), Problem> {
+        match (&self.inner.asker, &self.shown) {
+            (Asker::Remote(tokens, _), Some(shown)) => tokens.still_counts(shown, &self.peer),
+            (Asker::Remote(..), None) => Err(Problem::defect("a request without a token")),
+            (Asker::Process(_), _) => Ok(()),
+        }
     }
 
     /// Has the loop answer, in this caller's turn.
@@ -100,6 +146,7 @@ impl Caller {
     /// # Errors
     /// The loop's refusal; or it has too much to do, does not answer, or ends.
     pub async fn ask(&self, request: control::Request) -> Result<Reply, Problem> {
+        self.still_counts()?;
         let patience = match &request {
             control::Request::Move(moves) => {
                 MOVE.saturating_add(Duration::from_millis(moves.deadline_ms))
@@ -112,23 +159,27 @@ impl Caller {
         }
         let (answer, hears) = oneshot::channel();
         let put = Put {
-            peer: self.0.peer.clone(),
+            peer: self.peer.clone(),
             request,
             answer,
-            served_ns: Arc::clone(&self.0.served_ns),
+            served_ns: Arc::clone(&self.inner.served_ns),
         };
         let ending = || {
             let error = ControlError::new(ErrorCode::Internal, "the arbiter is ending");
             Problem::unavailable(error.with_hint("try again when its successor listens"))
         };
-        self.0.office.counter.put(put).map_err(|why| match why {
-            NotTaken::Closed => ending(),
-            NotTaken::TooMany => {
-                let text = "the arbiter has too many requests";
-                let error = ControlError::new(ErrorCode::Internal, text);
-                Problem::unavailable(error.with_hint("try again in a moment"))
-            }
-        })?;
+        self.inner
+            .office
+            .counter
+            .put(put)
+            .map_err(|why| match why {
+                NotTaken::Closed => ending(),
+                NotTaken::TooMany => {
+                    let text = "the arbiter has too many requests";
+                    let error = ControlError::new(ErrorCode::Internal, text);
+                    Problem::unavailable(error.with_hint("try again in a moment"))
+                }
+            })?;
         // PANIC: tokio takes any duration.
         match timeout(patience, hears).await {
             Ok(Ok(answer)) => answer.map_err(Problem::from),
@@ -147,12 +198,14 @@ impl Caller {
     }
 
     fn enter(&self, stage: Stage) {
-        *self.0.stage.lock() = stage;
-        self.0.place.note_busy(!matches!(stage, Stage::Silent(_)));
+        *self.inner.stage.lock() = stage;
+        self.inner
+            .place
+            .note_busy(!matches!(stage, Stage::Silent(_)));
     }
 
     fn stage(&self) -> Stage {
-        *self.0.stage.lock()
+        *self.inner.stage.lock()
     }
 
     fn ends(&self) -> Option<Instant> {
@@ -187,16 +240,23 @@ impl Caller {
     }
 
     async fn answer(
-        self,
+        mut self,
         routes: Router,
         mut request: Request<Incoming>,
     ) -> Result<Response<Body>, Infallible> {
         // The body has as long as the head.
         self.enter(Stage::Coming(Instant::now() + MESSAGE));
         let length = request.body().size_hint().lower();
-        let mut answer = if length > BODY_BYTES as u64 {
-            let text = format!("the body has {length} bytes, {BODY_BYTES} are taken");
-            let mut answer = Problem::too_large(text).into_response();
+        let refused = match self.identify(request.headers()) {
+            Err(problem) => Some(problem),
+            Ok(()) if length > BODY_BYTES as u64 => {
+                let text = format!("the body has {length} bytes, {BODY_BYTES} are taken");
+                Some(Problem::too_large(text))
+            }
+            Ok(()) => None,
+        };
+        let mut answer = if let Some(problem) = refused {
+            let mut answer = problem.into_response();
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(header::CONNECTION, close);
             answer
@@ -235,7 +295,7 @@ where
         // The stage has the deadline of a head, too.
         .header_read_timeout(None::<Duration>)
         .serve_connection(watched, answers);
-    let mut closing = caller.0.office.closing.clone();
+    let mut closing = caller.inner.office.closing.clone();
     let mut closing = pin!(async move { drop(closing.wait_for(|closing| *closing).await) });
     let mut is_closing = false;
     let mut serving = pin!(serving);
@@ -324,7 +384,7 @@ mod tests {
     use tokio::runtime::Builder;
     use tokio::sync::watch;
 
-    use super::super::connections::Connections;
+    use super::super::connections::{Connections, LOCAL};
     use super::super::routes::router;
     use super::super::stream::Streams;
     use super::*;
@@ -379,14 +439,14 @@ mod tests {
         let (mut desk, counter) = Desk::new().expect("a desk");
         let (grows, closing) = watch::channel(false);
         let office = Arc::new(Office {
-            connections: Connections::new(counter.clone()),
+            connections: Connections::new(LOCAL, counter.clone()),
             counter: counter.clone(),
             news: News::new().expect("a bell"),
-            streams: Streams::new(),
+            streams: Arc::new(Streams::new()),
             closing,
         });
         let caller = Caller::new(
-            Peer::here(1, 1),
+            Asker::Process(Peer::here(1, 1)),
             Place::uncounted(counter),
             Arc::clone(&office),
         );

@@ -1,4 +1,5 @@
-//! The control API: HTTP over a Unix socket, on a thread of its own.
+//! The control API: HTTP over a Unix socket, on a thread of its own, and over TCP with TLS and
+//! tokens, on another one.
 //!
 //! A request is read and checked here, put on the loop's [desk](crate::desk), and answered with
 //! what comes back. Who may do what is decided by the loop alone, for this socket and for the other
@@ -10,16 +11,20 @@
 mod connections;
 mod conversation;
 mod extract;
+mod followed;
 pub mod openapi;
 mod problem;
 mod routes;
 mod stream;
+mod tls;
+mod tokens;
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::net::UnixListener;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 use futures_util::future::select;
@@ -27,8 +32,10 @@ use tokio::runtime::Builder;
 use tokio::sync::watch;
 
 use crate::desk::{Counter, News};
-use connections::Connections;
+use connections::{Connections, LOCAL, REMOTE};
 use stream::Streams;
+pub(crate) use tls::Bound;
+pub use tls::{ApiListener, Unusable};
 
 /// TIMEOUT: answers that are ready are written within a millisecond; a client that reads none of
 /// it for this long loses it.
@@ -38,66 +45,109 @@ const LAST_ANSWERS: Duration = Duration::from_millis(500);
 #[derive(Debug, Default)]
 pub(crate) struct Api {
     serving: Option<Serving>,
+    /// Where other hosts are served.
+    address: Option<SocketAddr>,
 }
 
 #[derive(Debug)]
 struct Serving {
     closing: watch::Sender<bool>,
+    /// Has one word for each thread.
     closed: Receiver<()>,
+    threads: usize,
 }
 
 /// What every request has at hand.
 pub(crate) struct Office {
     counter: Counter,
     news: Arc<News>,
-    streams: Streams,
+    streams: Arc<Streams>,
     connections: Arc<Connections>,
     closing: watch::Receiver<bool>,
 }
 
 impl Api {
-    /// Serves a bound socket.
+    /// Serves a bound socket, and what is bound for other hosts.
     ///
     /// # Errors
     /// There is no thread, or no descriptor, for it.
-    pub fn start(listener: UnixListener, counter: Counter, news: Arc<News>) -> io::Result<Self> {
+    pub fn start(
+        listener: UnixListener,
+        remote: Option<Bound>,
+        counter: Counter,
+        news: Arc<News>,
+    ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        let runtime = Builder::new_current_thread()
-            .enable_io()
-            .enable_time()
-            .build()?;
         let (closing, is_closing) = watch::channel(false);
-        let (over, closed) = sync_channel(1);
-        std::thread::Builder::new()
-            .name("api".into())
-            .spawn(move || {
-                let streams = Streams::new();
-                let office = Arc::new(Office {
-                    connections: Connections::new(counter.clone()),
-                    counter,
-                    news,
-                    streams,
-                    closing: is_closing,
-                });
-                runtime.block_on(serve(listener, office));
-                let _ = over.send(());
-            })?;
+        let (over, closed) = sync_channel(2);
+        let streams = Arc::new(Streams::new());
+        let office = |limits| {
+            Arc::new(Office {
+                connections: Connections::new(limits, counter.clone()),
+                counter: counter.clone(),
+                news: Arc::clone(&news),
+                streams: Arc::clone(&streams),
+                closing: is_closing.clone(),
+            })
+        };
+        let address = remote.as_ref().map(Bound::address);
+        let threads = 1 + usize::from(remote.is_some());
+        // Handshakes of strangers take their time: users of this host do not wait for them.
+        if let Some(bound) = remote {
+            let office = office(REMOTE);
+            start_thread("api-tcp", over.clone(), move || tls::serve(bound, office))?;
+        }
+        let office = office(LOCAL);
+        start_thread("api", over, move || serve(listener, office))?;
         Ok(Self {
-            serving: Some(Serving { closing, closed }),
+            serving: Some(Serving {
+                closing,
+                closed,
+                threads,
+            }),
+            address,
         })
+    }
+
+    /// Where other hosts are served; `None`: nowhere.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address
     }
 
     /// Ends it: answers that are ready are written, as far as somebody reads them.
     pub fn close(&mut self) {
-        let Some(Serving { closing, closed }) = self.serving.take() else {
+        let Some(serving) = self.serving.take() else {
             return;
         };
-        let _ = closing.send(true);
-        match closed.recv_timeout(LAST_ANSWERS * 2) {
-            Ok(()) | Err(RecvTimeoutError::Disconnected) => {}
-            Err(RecvTimeoutError::Timeout) => tracing::warn!("the API's thread does not end"),
+        let _ = serving.closing.send(true);
+        for _ in 0..serving.threads {
+            match serving.closed.recv_timeout(LAST_ANSWERS * 2) {
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    tracing::warn!("a thread of the API does not end");
+                    return;
+                }
+            }
         }
     }
+}
+
+/// Runs `serve` on a thread of its own; `over` hears of its end.
+fn start_thread<F: Future<Output = ()>>(
+    name: &str,
+    over: SyncSender<()>,
+    serve: impl FnOnce() -> F + Send + 'static,
+) -> io::Result<()> {
+    let runtime = Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()?;
+    let run = move || {
+        runtime.block_on(async { serve().await });
+        let _ = over.send(());
+    };
+    std::thread::Builder::new().name(name.into()).spawn(run)?;
+    Ok(())
 }
 
 async fn serve(listener: UnixListener, office: Arc<Office>) {

@@ -4,6 +4,7 @@
 
 use std::sync::LazyLock;
 
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder, Schema};
 use utoipa::{Modify, OpenApi};
 
@@ -23,9 +24,20 @@ pub static DOCUMENT: LazyLock<String> = LazyLock::new(|| {
         title = "sublet arbiter",
         version = "1",
         license(name = "Apache-2.0 OR MIT"),
-        description = "The arbiter of a host or of a user, over the Unix socket `api.sock` in its directory. Who asks is known by the kernel's word, and each operation is checked against it. Times on the host are Unix milliseconds (`_unix_ms`), durations nanoseconds (`_ns`), sizes bytes (`_bytes`), shares fractions of one device's time between 0 and 1. Answers may have more fields in later versions; a request with a field that is not known is refused."
+        description = "The arbiter of a host or of a user, over the Unix socket `api.sock` in its directory, where who asks is known by the kernel's word, and where it was started so over TCP with TLS, where a token says who asks. Each operation is checked against that. Times on the host are Unix milliseconds (`_unix_ms`), durations nanoseconds (`_ns`), sizes bytes (`_bytes`), shares fractions of one device's time between 0 and 1. Answers may have more fields in later versions; a request with a field that is not known is refused."
     ),
-    servers((url = "http://localhost", description = "Over api.sock; the name does not matter.")),
+    servers(
+        (url = "http://localhost", description = "Over api.sock; the name does not matter."),
+        (
+            url = "https://{host}:{port}",
+            description = "Over TCP, with TLS 1.3 and a token.",
+            variables(
+                ("host" = (default = "localhost", description = "A name in the certificate.")),
+                ("port" = (default = "7443", description = "As `--api-listen` says."))
+            )
+        )
+    ),
+    security((), ("bearer" = [])),
     paths(
         document, status, jobs, register, job, change, profile, devices, change_devices,
         change_device, timeline, move_jobs, events, follow_events, config, reload, refuse_hook,
@@ -41,6 +53,15 @@ struct Common;
 
 impl Modify for Common {
     fn modify(&self, api: &mut utoipa::openapi::OpenApi) {
+        let bearer = HttpBuilder::new()
+            .scheme(HttpAuthScheme::Bearer)
+            .description(Some(
+                "Over TCP, with each request: a token of the arbiter's file of tokens. Over api.sock none is looked at.",
+            ));
+        if let Some(components) = &mut api.components {
+            let scheme = SecurityScheme::Http(bearer.build());
+            components.add_security_scheme("bearer", scheme);
+        }
         let problem = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem")));
         let refused = ResponseBuilder::new()
             .description("Refused; nothing was done.")

@@ -28,6 +28,19 @@ impl Problem {
         Self::with(StatusCode::UNPROCESSABLE_ENTITY, ErrorCode::Invalid, text)
     }
 
+    /// It is not known who asks.
+    pub fn unauthenticated(text: impl Into<String>) -> Self {
+        let code = ErrorCode::Other("unauthenticated".into());
+        Self::with(StatusCode::UNAUTHORIZED, code, text)
+    }
+
+    /// Nobody who asks over TCP can be known.
+    pub fn no_tokens() -> Self {
+        let text = "the arbiter's file of tokens cannot be used now";
+        let error = ControlError::new(ErrorCode::Internal, text);
+        Self::unavailable(error.with_hint("its log says why"))
+    }
+
     /// There is nothing at that path.
     pub fn nothing(text: impl Into<String>) -> Self {
         let code = ErrorCode::Other("not_found".into());
@@ -109,7 +122,14 @@ impl IntoResponse for Problem {
         let status = self.status;
         // PANIC: three texts.
         let body = serde_json::to_vec(&self.on_one_line()).expect("an error is always writable");
-        as_json(status, body)
+        let mut answer = as_json(status, body);
+        if status == StatusCode::UNAUTHORIZED {
+            let scheme = HeaderValue::from_static("Bearer realm=\"sublet\"");
+            answer
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        answer
     }
 }
 

@@ -4,6 +4,7 @@
 mod bad_input;
 mod clients;
 mod followers;
+mod tcp;
 
 use serde_json::{Value, json};
 use testbed::http::{Answer, Http};

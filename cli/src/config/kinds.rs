@@ -1,5 +1,6 @@
 //! Kinds of values that only the quota file has.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -100,6 +101,29 @@ impl Kind for Url {
 
     fn schema() -> Json {
         json!({ "type": "string", "pattern": "^http://.+", "examples": ["http://10.0.0.1:7070"] })
+    }
+}
+
+/// Address and port of this host.
+#[derive(Debug)]
+pub struct ListenAddress;
+
+impl Kind for ListenAddress {
+    type Value = SocketAddr;
+    const PLACEHOLDER: &'static str = "ADDRESS:PORT";
+    const FORMS: &'static [Form] = &[Form::Text];
+    const EXAMPLE: &'static str = "\"127.0.0.1:7443\"";
+
+    fn parse(text: &str) -> Result<SocketAddr, String> {
+        text.parse().map_err(|_| {
+            format!(
+                "`{text}` is no address with a port: write one such as 10.0.0.7:7443 or [::]:7443"
+            )
+        })
+    }
+
+    fn schema() -> Json {
+        json!({ "type": "string", "pattern": "^.+:[0-9]+$", "examples": ["10.0.0.7:7443", "[::]:7443"] })
     }
 }
 

@@ -21,7 +21,7 @@ pub use error::{ConfigError, ConfigErrors, Source};
 pub use files::{Places, Sources};
 pub use parse::scalar;
 pub use pattern::Pattern;
-pub use sections::{ClusterRule, JobMatch, Limits, ResidencyRule, UserCeilings};
+pub use sections::{ApiRule, ClusterRule, JobMatch, Limits, ResidencyRule, UserCeilings};
 
 /// One quota file or several, checked.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -35,6 +35,7 @@ pub struct Config {
     pub residency: ResidencyRule,
     pub limits: Limits,
     pub cluster: ClusterRule,
+    pub api: ApiRule,
     pub users: Vec<UserRule>,
     pub rules: Vec<JobRule>,
 }
@@ -131,6 +132,7 @@ impl Config {
             residency: later.residency.or(&self.residency),
             limits: later.limits.or(&self.limits),
             cluster: later.cluster.or(&self.cluster),
+            api: later.api.or(&self.api),
             rules: [self.rules, later.rules].concat(),
         }
     }
@@ -147,6 +149,7 @@ impl Config {
             residency: self.residency.or(&own.residency),
             limits: self.limits.or(&own.limits),
             cluster: self.cluster.or(&own.cluster),
+            api: self.api.or(&own.api),
             rules: [self.rules, own.defaults, own.rules].concat(),
         }
     }

@@ -448,6 +448,7 @@ mod tests {
         all_set(&config.residency);
         all_set(&config.limits);
         all_set(&config.cluster);
+        all_set(&config.api);
         all_set(&config.devices[0].settings);
         all_set(&config.users[0].ceilings);
         all_set(&config.rules[0].matches);
@@ -515,7 +516,7 @@ mod tests {
             ),
             (
                 "[gizmo]\n",
-                "f.toml:1:2: unknown section `gizmo`: the file has defaults, device, residency, limits, cluster, user, rule",
+                "f.toml:1:2: unknown section `gizmo`: the file has defaults, device, residency, limits, cluster, api, user, rule",
             ),
             (
                 "[rule]\nset.mem = \"1G\"\n",
@@ -733,6 +734,14 @@ mod tests {
             ),
             ("[cluster]\nurl = \"https://a:1\"\n", ":2:7:", "https://a:1"),
             ("[cluster]\nurl = 7070\n", ":2:7:", "7070"),
+            ("[api]\nlisten = \"localhost\"\n", ":2:10:", "10.0.0.7:7443"),
+            ("[api]\nlisten = 7443\n", ":2:10:", "7443"),
+            ("[api]\ncert_file = \"/a\"\n", ":1:1:", "listen"),
+            (
+                "[api]\nlisten = \"[::]:1\"\nkey_file = \"key\"\n",
+                ":3:12:",
+                "absolute",
+            ),
             ("[cluster]\nnode = \"a\"\n", ":1:1:", "url"),
             (
                 "[cluster]\nurl = \"http://a:1\"\nnode = \"a b\"\n",

@@ -5,7 +5,7 @@ use control::kinds::{Count, DeviceMatch, Flag, Ratio, Share, Size};
 use control::setting::About;
 use control::{DeviceSettings, JobSettings, Settings};
 
-use super::kinds::{AbsolutePath, Groups, NodeName, Pats, Url, User, Variables};
+use super::kinds::{AbsolutePath, Groups, ListenAddress, NodeName, Pats, Url, User, Variables};
 use super::parse::{self, Reader};
 use super::{Config, DeviceRule, JobRule, UserRule};
 
@@ -102,6 +102,20 @@ control::settings! {
     }
 }
 
+control::settings! {
+    /// Where other hosts reach the control API.
+    pub struct ApiRule {
+        /// Address and port to listen at: "10.0.0.7:7443", or "[::]:7443" for all addresses.
+        listen: ListenAddress, unset "required";
+        /// Certificate with its chain in PEM, by absolute path.
+        cert_file: AbsolutePath, unset "required";
+        /// Its key in PEM, by absolute path; its owner's alone.
+        key_file: AbsolutePath, unset "required";
+        /// The tokens that count, by absolute path; its owner's alone.
+        tokens_file: AbsolutePath, unset "required";
+    }
+}
+
 /// A section of the file.
 pub struct Section {
     pub name: &'static str,
@@ -140,7 +154,7 @@ pub fn keys<S: Settings>() -> Vec<About> {
     S::TABLE.iter().map(|setting| setting.about).collect()
 }
 
-pub static SECTIONS: [Section; 7] = [
+pub static SECTIONS: [Section; 8] = [
     Section {
         name: "defaults",
         repeated: false,
@@ -201,6 +215,17 @@ pub static SECTIONS: [Section; 7] = [
         needs_one_of: &["url"],
         read: |reader, config| {
             config.cluster = reader.take();
+        },
+    },
+    Section {
+        name: "api",
+        repeated: false,
+        doc: "Serves the control API to other hosts, over TCP with TLS and tokens; for `sublet arbiter`, not for one that `sublet run` starts. Read when the arbiter starts. Flags win.",
+        keys: keys::<ApiRule>,
+        parts: &[],
+        needs_one_of: &["listen"],
+        read: |reader, config| {
+            config.api = reader.take();
         },
     },
     Section {

@@ -12,6 +12,7 @@ use crate::within::PATIENCE;
 #[derive(Debug)]
 pub struct Http<S: Read = UnixStream> {
     stream: BufReader<S>,
+    token: Option<String>,
 }
 
 /// What was answered.
@@ -40,9 +41,7 @@ impl Http {
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(Self {
-            stream: BufReader::new(stream),
-        })
+        Ok(Self::over(stream))
     }
 
     /// The socket.
@@ -58,13 +57,26 @@ impl Http<TcpStream> {
         let stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(Self {
-            stream: BufReader::new(stream),
-        })
+        Ok(Self::over(stream))
     }
 }
 
 impl<S: Read + Write> Http<S> {
+    /// Over something that is connected.
+    pub fn over(stream: S) -> Self {
+        Self {
+            stream: BufReader::new(stream),
+            token: None,
+        }
+    }
+
+    /// Shows a token with each request from here on.
+    #[must_use]
+    pub fn with_token(mut self, token: &str) -> Self {
+        self.token = Some(token.into());
+        self
+    }
+
     /// Sends bytes as they are.
     ///
     /// # Errors
@@ -79,6 +91,9 @@ impl<S: Read + Write> Http<S> {
     /// The connection ends before, or what comes is no HTTP.
     pub fn ask(&mut self, method: &str, path: &str, body: Option<&str>) -> io::Result<Answer> {
         let mut request = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\n");
+        if let Some(token) = &self.token {
+            request += &format!("authorization: Bearer {token}\r\n");
+        }
         if let Some(body) = body {
             request += "content-type: application/json\r\n";
             request += &format!("content-length: {}\r\n\r\n{body}", body.len());

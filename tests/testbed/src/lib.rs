@@ -5,13 +5,15 @@
 //! environment, `umask`, limits and descriptors are the same whether it was started from a
 //! terminal, by `nohup`, or by a build server ([`clean`]), and a test of its own shows it.
 //! [`within`] has the waits, [`terminal`] a terminal with a program on it, [`http`] HTTP over a
-//! Unix socket.
+//! socket, `tls` TLS.
 //!
 //! It knows nothing of sublet and imports none of its crates.
 
 mod clean;
 pub mod http;
 pub mod terminal;
+#[cfg(feature = "tls")]
+pub mod tls;
 pub mod within;
 
 pub use clean::prove;

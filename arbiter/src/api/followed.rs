@@ -1,0 +1,214 @@
+//! Files that count as they are now: certificate, key and tokens of the TCP listener. Each is
+//! looked at when it is needed, and read again where it is another one or was written to; nobody
+//! has to send a signal.
+
+use std::fs::{File, Metadata};
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// More than any chain of certificates or list of tokens has.
+const MOST_BYTES: u64 = 1 << 20;
+/// Times of files are those of a clock that ticks every few milliseconds. TIMEOUT: a file that is
+/// younger may be written to again without a sign.
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// Why a file is not what it should be.
+#[derive(Debug, thiserror::Error)]
+pub enum Wrong {
+    /// It is not there, or cannot be opened or read.
+    #[error("{} cannot be read: {error}", .path.display())]
+    Unreadable {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// Others can change it, or read what is secret in it.
+    #[error("{} {why}", .path.display())]
+    Unsafe {
+        /// Its path.
+        path: PathBuf,
+        /// Whose it is, or which mode it has, and what to do.
+        why: String,
+    },
+    /// What is in it.
+    #[error("{}: {why}", .path.display())]
+    Text {
+        /// Its path.
+        path: PathBuf,
+        /// Where, and what.
+        why: String,
+    },
+}
+
+/// Which file it is, and in which state. Differs where what is in it may differ.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Stamp {
+    place: (u64, u64),
+    bytes: u64,
+    times: [(i64, i64); 2],
+    access: (u32, u32),
+    /// It was written to so lately that a further change may not show.
+    is_fresh: bool,
+}
+
+impl Stamp {
+    fn of(meta: &Metadata, now: SystemTime) -> Self {
+        let now_s = now
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs());
+        // Nobody can set that time.
+        let age_s = now_s.checked_sub(u64::try_from(meta.ctime()).unwrap_or(u64::MAX));
+        Self {
+            place: (meta.dev(), meta.ino()),
+            bytes: meta.size(),
+            times: [
+                (meta.mtime(), meta.mtime_nsec()),
+                (meta.ctime(), meta.ctime_nsec()),
+            ],
+            access: (meta.mode(), meta.uid()),
+            is_fresh: age_s.is_none_or(|age_s| age_s <= SETTLED.as_secs()),
+        }
+    }
+
+    /// Whether the file is certainly the same as when this stamp was taken.
+    pub fn holds(&self, path: &Path) -> bool {
+        let now = |meta| Self::of(&meta, SystemTime::now());
+        !self.is_fresh && std::fs::metadata(path).is_ok_and(|meta| now(meta) == *self)
+    }
+}
+
+/// Reads a file whose owner is this process's user or root. `is_secret`: nobody else may read it.
+///
+/// # Errors
+/// [`Wrong`]
+pub fn read(path: &Path, is_secret: bool) -> Result<(Vec<u8>, Stamp), Wrong> {
+    let unreadable = |error| Wrong::Unreadable {
+        path: path.to_owned(),
+        error,
+    };
+    let not_safe = |why: String| Wrong::Unsafe {
+        path: path.to_owned(),
+        why,
+    };
+    // One descriptor: what is checked is what is read. A pipe would keep us waiting.
+    let mut options = File::options();
+    options
+        .read(true)
+        .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
+    let mut file = options.open(path).map_err(unreadable)?;
+    let meta = file.metadata().map_err(unreadable)?;
+    if !meta.is_file() {
+        return Err(not_safe("is no regular file".into()));
+    }
+    let ours = rustix::process::geteuid().as_raw();
+    if meta.uid() != 0 && meta.uid() != ours {
+        return Err(not_safe(format!(
+            "belongs to user {}: run `chown {ours}` on it",
+            meta.uid()
+        )));
+    }
+    let (mode, refused, want) = match is_secret {
+        true => (
+            meta.mode() & 0o7777,
+            0o077,
+            "read or change it: run `chmod 600` on it",
+        ),
+        false => (
+            meta.mode() & 0o7777,
+            0o022,
+            "change it: run `chmod go-w` on it",
+        ),
+    };
+    if mode & refused != 0 {
+        return Err(not_safe(format!(
+            "has mode {mode:04o}, so others can {want}"
+        )));
+    }
+    if meta.size() > MOST_BYTES {
+        return Err(not_safe(format!(
+            "has {} bytes, {MOST_BYTES} are taken",
+            meta.size()
+        )));
+    }
+    let stamp = Stamp::of(&meta, SystemTime::now());
+    let mut bytes = Vec::new();
+    let mut limited = Read::by_ref(&mut file).take(MOST_BYTES + 1);
+    limited.read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > MOST_BYTES {
+        return Err(not_safe(format!("grows beyond {MOST_BYTES} bytes")));
+    }
+    Ok((bytes, stamp))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_secret_that_others_can_read_is_not_taken_and_a_pipe_keeps_nobody_waiting() {
+        let place = tempfile::tempdir().expect("directory");
+        let path = place.path().join("tokens");
+        std::fs::write(&path, "x").expect("written");
+        let set = |mode| {
+            let mode = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(&path, mode).expect("set");
+        };
+        for (mode, is_secret, taken) in [
+            (0o600, true, true),
+            (0o400, true, true),
+            (0o640, true, false),
+            (0o604, true, false),
+            (0o620, false, false),
+            (0o644, false, true),
+        ] {
+            set(mode);
+            let read = read(&path, is_secret);
+            assert_eq!(read.is_ok(), taken, "{mode:o}: {read:?}");
+            if let Err(error) = read {
+                let text = error.to_string();
+                assert!(
+                    text.contains(&format!("{mode:04o}")) && text.contains("chmod"),
+                    "{text}"
+                );
+            }
+        }
+        let pipe = place.path().join("pipe");
+        let (here, mode) = (rustix::fs::CWD, rustix::fs::Mode::RUSR);
+        rustix::fs::mkfifoat(here, &pipe, mode).expect("a pipe");
+        let error = read(&pipe, true).expect_err("no file").to_string();
+        assert!(error.contains("no regular file"), "{error}");
+        let error = read(&place.path().join("none"), true).expect_err("none");
+        assert!(matches!(error, Wrong::Unreadable { .. }), "{error:?}");
+        let long = place.path().join("long");
+        std::fs::write(&long, vec![b'x'; (MOST_BYTES + 1) as usize]).expect("written");
+        assert!(read(&long, false).is_err());
+    }
+
+    #[test]
+    fn a_stamp_holds_for_that_file_in_that_state_alone() {
+        let place = tempfile::tempdir().expect("directory");
+        let path = place.path().join("a");
+        std::fs::write(&path, "one").expect("written");
+        let fresh = read(&path, false).expect("read").1;
+        assert!(!fresh.holds(&path), "it may change without a sign");
+        // As it would be read a minute later.
+        let later = SystemTime::now() + Duration::from_secs(60);
+        let meta = std::fs::metadata(&path).expect("known");
+        let stamp = Stamp::of(&meta, later);
+        let now = Stamp {
+            is_fresh: true,
+            ..stamp.clone()
+        };
+        assert!(!stamp.is_fresh && now == fresh);
+        std::fs::write(&path, "three").expect("written");
+        let meta = std::fs::metadata(&path).expect("known");
+        assert_ne!(Stamp::of(&meta, later), stamp);
+        std::fs::remove_file(&path).expect("removed");
+        assert!(!stamp.holds(&path));
+    }
+}
