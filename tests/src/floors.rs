@@ -448,6 +448,7 @@ pub const CRATES: [Crate; 18] = [
                 "a clean start; a terminal; HTTP",
                 &["clean", "http", "terminal"],
             ),
+            ("HTTP over TLS", &["tls"]),
         ],
     },
     Crate {
