@@ -3,26 +3,44 @@
 //! Source: `k8s.io/kube-scheduler/extender/v1/types.go` of Kubernetes 1.36. The fields are written
 //! as Go has them, since the types say nothing else; a list of nodes comes as names
 //! (`nodeCacheCapable: true`) or as objects, and goes back as it came.
+//!
+//! What fits is decided here. Which of the devices that fit it should be is asked of the cluster's
+//! hook, where there is one: of all nodes when pods are filtered, and of the node that the scheduler
+//! has taken when a pod is bound. Without its answer the tightest fit is taken, with the reason.
 
-use std::collections::BTreeMap;
-use std::time::Instant;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::advice::{Adviser, Placed, Question};
 use crate::api::{Api, ApiError, Patch, is_name};
+use crate::event::{self, Event};
 use crate::fit::{self, Candidate, Choice, Wish};
 use crate::http_server::{Answer, problem};
 use crate::objects::Object;
 use crate::picture::{DEVICES_ANNOTATION, Picture};
-use crate::{DECISION_ANNOTATION, DEVICE_ANNOTATION, RESOURCE};
+use crate::{
+    CONFIDENCE_ANNOTATION, DECISION_ANNOTATION, DEVICE_ANNOTATION, RESOURCE, SLOWDOWN_ANNOTATION,
+};
 
 /// Longest body: with `nodeCacheCapable` a pod and the names of five thousand nodes, of 253 bytes
 /// at the most. Without it, whole nodes of some ten kilobytes, it is enough for some thousand.
 pub const LONGEST_BODY: usize = 16 << 20;
 /// The most that kube-scheduler takes for a score.
 const BEST: i64 = 10;
+/// TIMEOUT: a scheduler goes from filtering to binding within its own time limits.
+const NOTED: Duration = Duration::from_secs(30);
+/// Pods about which something is noted at a time.
+const NOTES: usize = 4096;
+/// How often a pod is decided anew because others were faster.
+const TRIES: usize = 3;
+/// Devices of a node, jobs of a device, and bytes of a UUID that a hook takes.
+const MOST_DEVICES: usize = 64;
+const MOST_RESIDENTS: usize = 256;
+const UUID_BYTES: usize = 512;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
@@ -59,17 +77,45 @@ struct Binding {
     node: String,
 }
 
+/// What is remembered of a pod between the scheduler's questions about it.
+#[derive(Debug)]
+struct Note {
+    since: Instant,
+    /// Where the hook wants it; `None`: it was not asked, or does not say.
+    node: Option<String>,
+    /// Nodes that the hook has refused when the pod was to be bound there: the next filtering leaves
+    /// them out, so that a pod does not go there again and again.
+    refused: BTreeMap<String, String>,
+}
+
+/// What a pod is given.
+#[derive(Debug)]
+struct Given {
+    device: String,
+    reason: String,
+    /// Expected slowdown and confidence of the hook.
+    expected: Option<(f64, f64)>,
+    /// A hook was to be asked, and did not answer.
+    fell_back: bool,
+}
+
 /// The extender.
 pub struct Extender {
     api: Api,
+    adviser: Option<Adviser>,
     picture: Mutex<Picture>,
+    /// By uid.
+    notes: Mutex<BTreeMap<String, Note>>,
 }
 
 impl Extender {
-    pub fn new(api: Api) -> Self {
+    /// Without an adviser pods go where they fit most tightly.
+    pub fn new(api: Api, adviser: Option<Adviser>) -> Self {
         Self {
             api,
+            adviser,
             picture: Mutex::default(),
+            notes: Mutex::default(),
         }
     }
 
@@ -129,56 +175,158 @@ impl Extender {
                 };
             }
         };
+        let uid = &pod.metadata.uid;
         let picture = match self.look() {
             Ok(picture) => picture,
             Err(error) => return failed(error.to_string()),
         };
-        let mut failed_nodes = BTreeMap::new();
+        let refused = self.refused(uid);
+        let (mut failed_nodes, mut candidates) = (BTreeMap::new(), Vec::new());
         for name in names {
-            if let Err(why) = Self::on_node(&picture, &wish, &name, &pod.metadata.uid) {
-                failed_nodes.insert(name, why);
+            match Self::on_node(&picture, &wish, &name, uid) {
+                Err(why) => drop(failed_nodes.insert(name, why)),
+                Ok((all, _)) => match refused.get(&name) {
+                    Some(why) => drop(failed_nodes.insert(name, why.clone())),
+                    None => candidates.extend(all),
+                },
             }
         }
+        // The hook may take its time: others are answered meanwhile.
+        drop(picture);
+        failed_nodes.extend(self.advised_against(uid, &wish, &candidates));
         Filtered {
             failed_nodes: failed_nodes.clone(),
             ..kept(&args, &|name| !failed_nodes.contains_key(name))
         }
     }
 
-    /// The device of a node that a pod should have.
+    /// Nodes that the hook would not take, of those whose devices fit; where it wants the pod is
+    /// noted.
+    fn advised_against(
+        &self,
+        uid: &str,
+        wish: &Wish,
+        candidates: &[Candidate],
+    ) -> BTreeMap<String, String> {
+        let mut against = BTreeMap::new();
+        let Some(Ok(placed)) = self.advice(wish, candidates) else {
+            self.note(uid, |note| note.node = None);
+            return against;
+        };
+        if placed.node.is_empty() {
+            let why = format!("the hook lets it wait: {}", placed.reason);
+            against.extend(candidates.iter().map(|one| (one.node.clone(), why.clone())));
+        } else {
+            let out = |one: &Candidate| {
+                let unfit = placed.unfit.iter();
+                let mut unfit = unfit.filter(|(node, uuid, _)| {
+                    *node == one.node && uuid.eq_ignore_ascii_case(&one.uuid)
+                });
+                unfit
+                    .next()
+                    .map(|(.., why)| format!("the hook says: {why}"))
+            };
+            let asked: BTreeSet<&str> = candidates.iter().map(|one| one.node.as_str()).collect();
+            let mut stay: BTreeSet<&str> = BTreeSet::from([placed.node.as_str()]);
+            for one in candidates {
+                match out(one) {
+                    Some(why) => drop(against.insert(one.node.clone(), why)),
+                    None => drop(stay.insert(&one.node)),
+                }
+            }
+            against
+                .retain(|node, _| asked.contains(node.as_str()) && !stay.contains(node.as_str()));
+        }
+        self.note(uid, |note| {
+            note.node = Some(placed.node).filter(|node| !node.is_empty());
+        });
+        against
+    }
+
+    /// What the hook says of a pod and devices that fit; `None`: there is no hook, or no device.
+    fn advice(&self, wish: &Wish, fitting: &[Candidate]) -> Option<Result<Placed, String>> {
+        let adviser = self.adviser.as_ref().filter(|_| !fitting.is_empty())?;
+        let placed = adviser.ask(Question {
+            wish: wish.clone(),
+            candidates: fitting.to_vec(),
+        });
+        Some(placed.and_then(|placed| {
+            let is_it = |one: &Candidate| {
+                one.node == placed.node && one.uuid.eq_ignore_ascii_case(&placed.device)
+            };
+            if placed.node.is_empty() || fitting.iter().any(is_it) {
+                return Ok(placed);
+            }
+            // What it was not asked about it cannot give.
+            let Placed { node, device, .. } = &placed;
+            let at: String = format!("{device} of {node}").chars().take(100).collect();
+            Err(format!("the hook chose {at}, which it was not asked about"))
+        }))
+    }
+
+    fn note(&self, uid: &str, change: impl FnOnce(&mut Note)) {
+        if self.adviser.is_none() {
+            return;
+        }
+        let mut notes = self.notes.lock();
+        notes.retain(|_, note| note.since.elapsed() < NOTED);
+        if notes.len() >= NOTES && !notes.contains_key(uid) {
+            return;
+        }
+        let note = notes.entry(uid.to_owned()).or_insert_with(|| Note {
+            since: Instant::now(),
+            node: None,
+            refused: BTreeMap::new(),
+        });
+        change(note);
+    }
+
+    fn refused(&self, uid: &str) -> BTreeMap<String, String> {
+        let notes = self.notes.lock();
+        let note = notes.get(uid).filter(|note| note.since.elapsed() < NOTED);
+        note.map(|note| note.refused.clone()).unwrap_or_default()
+    }
+
+    /// The devices of a node that a pod could have, and the tightest of them.
     fn on_node(
         picture: &Picture,
         wish: &Wish,
         node: &str,
         uid: &str,
-    ) -> Result<(Candidate, Choice), String> {
+    ) -> Result<(Vec<Candidate>, Fitting), String> {
         let candidates = picture.candidates(node, uid).ok_or_else(|| {
             format!("node {node} has no {DEVICES_ANNOTATION}: no device plugin runs there")
         })?;
-        let choice = fit::choose(wish, &candidates);
-        match choice.at.and_then(|at| candidates.get(at)) {
-            Some(candidate) => Ok((candidate.clone(), choice)),
-            None => {
-                let why: Vec<String> = choice.unfit.into_iter().flatten().collect();
-                Err(if why.is_empty() {
-                    choice.reason
-                } else {
-                    why.join("; ")
-                })
-            }
-        }
+        let Choice { at, reason, unfit } = fit::choose(wish, &candidates);
+        let Some(tightest) = at.and_then(|at| candidates.get(at)).cloned() else {
+            let why: Vec<String> = unfit.into_iter().flatten().collect();
+            return Err(if why.is_empty() {
+                reason
+            } else {
+                why.join("; ")
+            });
+        };
+        let fitting = candidates.into_iter().zip(unfit);
+        let fitting = fitting.filter_map(|(one, why)| why.is_none().then_some(one));
+        Ok((askable(fitting), Fitting { tightest, reason }))
     }
 
     fn prioritize(&self, args: Args) -> Vec<Priority> {
         let names = names(&args);
         let wish = args.pod.as_ref().and_then(|pod| pod.wish().ok().flatten());
         let uid = args.pod.map(|pod| pod.metadata.uid).unwrap_or_default();
+        let wanted = wish
+            .as_ref()
+            .and_then(|wish| self.wanted(&uid, wish, &names));
         let picture = self.look();
         let scores = names.into_iter().map(|host| {
             let score = match (&wish, &picture) {
+                (Some(_), Ok(_)) if wanted.as_ref() == Some(&host) => BEST,
                 (Some(wish), Ok(picture)) => {
                     let on_node = Self::on_node(picture, wish, &host, &uid);
-                    on_node.map_or(0, |(candidate, _)| score(wish, &candidate))
+                    let score = on_node.map_or(0, |(_, fit)| score(wish, &fit.tightest));
+                    // Behind the hook's choice by half of all that there is.
+                    if wanted.is_some() { score / 2 } else { score }
                 }
                 // Without a wish of ours, or without a picture, all are alike.
                 _ => 0,
@@ -186,6 +334,30 @@ impl Extender {
             Priority { host, score }
         });
         scores.collect()
+    }
+
+    /// Which of these nodes the hook wants for a pod: as it said when the pod was filtered, else it
+    /// is asked now.
+    fn wanted(&self, uid: &str, wish: &Wish, names: &[String]) -> Option<String> {
+        let noted = {
+            let notes = self.notes.lock();
+            let note = notes.get(uid).filter(|note| note.since.elapsed() < NOTED);
+            note.map(|note| note.node.clone())
+        };
+        match noted {
+            // It did not answer a moment ago, or nothing was asked.
+            Some(None) => return None,
+            Some(Some(node)) if names.contains(&node) => return Some(node),
+            _ => {}
+        }
+        let candidates: Vec<Candidate> = {
+            let picture = self.look().ok()?;
+            let fitting = names.iter();
+            let fitting = fitting.filter_map(|name| Self::on_node(&picture, wish, name, uid).ok());
+            fitting.flat_map(|(all, _)| all).collect()
+        };
+        let placed = self.advice(wish, &candidates)?.ok()?;
+        Some(placed.node).filter(|node| !node.is_empty())
     }
 
     fn bind(&self, asked: &Binding) -> Result<(), String> {
@@ -220,10 +392,14 @@ impl Extender {
         let wish = pod.wish()?.ok_or_else(|| {
             format!("pod {pod_namespace}/{pod_name} asks for no {RESOURCE}: it is not bound here")
         })?;
-        let (device, reason) = self.take(&wish, node, pod_uid)?;
+        let given = self.take(&wish, node, pod_uid)?;
+        let number = |number: f64| format!("{number:.2}");
+        // What an earlier decision has left there is removed.
         let annotations = json!({"metadata": {"uid": pod_uid, "annotations": {
-            DEVICE_ANNOTATION: device,
-            DECISION_ANNOTATION: reason,
+            DEVICE_ANNOTATION: given.device,
+            DECISION_ANNOTATION: given.reason,
+            SLOWDOWN_ANNOTATION: given.expected.map(|(slowdown, _)| number(slowdown)),
+            CONFIDENCE_ANNOTATION: given.expected.map(|(_, confidence)| number(confidence)),
         }}});
         if let Err(error) = self.api.patch(&path, Patch::Merge, &annotations) {
             self.picture.lock().forget(pod_uid);
@@ -235,23 +411,124 @@ impl Extender {
             "metadata": {"name": pod_name, "namespace": pod_namespace, "uid": pod_uid},
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         });
-        self.api
-            .post(&format!("{path}/binding"), &binding)
-            .map(drop)
-            .map_err(|error| {
-                self.picture.lock().forget(pod_uid);
-                error.to_string()
-            })
+        let bound = self.api.post(&format!("{path}/binding"), &binding);
+        if let Err(error) = bound {
+            self.picture.lock().forget(pod_uid);
+            return Err(error.to_string());
+        }
+        self.notes.lock().remove(pod_uid);
+        self.tell(asked, &given);
+        Ok(())
+    }
+
+    /// An event on the pod: `kubectl describe pod` shows it. The pod is bound with or without it.
+    fn tell(&self, asked: &Binding, given: &Given) {
+        let expected = given.expected.map(|(slowdown, confidence)| {
+            format!(", expected slowdown {slowdown:.2} (confidence {confidence:.2})")
+        });
+        let event = Event {
+            pod: &asked.pod_name,
+            namespace: &asked.pod_namespace,
+            uid: &asked.pod_uid,
+            kind: if given.fell_back {
+                event::Kind::Warning
+            } else {
+                event::Kind::Normal
+            },
+            reason: if given.fell_back {
+                "PlacedByFit"
+            } else {
+                "Placed"
+            },
+            message: format!(
+                "{} of {}{}: {}",
+                given.device,
+                asked.node,
+                expected.unwrap_or_default(),
+                given.reason
+            ),
+        };
+        if let Err(error) = event.post(&self.api) {
+            crate::say!("{}/{}: {error}", asked.pod_namespace, asked.pod_name);
+        }
     }
 
     /// Decides for a node, by what is there now: since it was filtered, another pod may have been
     /// given the space, or a device may have vanished.
-    fn take(&self, wish: &Wish, node: &str, uid: &str) -> Result<(String, String), String> {
-        let mut picture = self.look().map_err(|error| error.to_string())?;
-        let (candidate, choice) = Self::on_node(&picture, wish, node, uid)?;
-        picture.assume(uid, node, &candidate.uuid, wish.clone(), Instant::now());
-        Ok((candidate.uuid, choice.reason))
+    fn take(&self, wish: &Wish, node: &str, uid: &str) -> Result<Given, String> {
+        for _ in 0..TRIES {
+            let candidates = {
+                let picture = self.look().map_err(|error| error.to_string())?;
+                Self::on_node(&picture, wish, node, uid)?.0
+            };
+            let advice = self.advice(wish, &candidates);
+            if let Some(Ok(placed)) = &advice
+                && placed.node.is_empty()
+            {
+                let why = format!("the hook lets it wait: {}", placed.reason);
+                self.note(uid, |note| {
+                    note.since = Instant::now();
+                    note.refused.insert(node.to_owned(), why.clone());
+                });
+                return Err(why);
+            }
+            let mut picture = self.look().map_err(|error| error.to_string())?;
+            let (fitting, Fitting { tightest, reason }) = Self::on_node(&picture, wish, node, uid)?;
+            let given = match advice {
+                None => Given {
+                    device: tightest.uuid,
+                    reason,
+                    expected: None,
+                    fell_back: false,
+                },
+                Some(Err(why)) => Given {
+                    device: tightest.uuid,
+                    reason: format!("by fit alone ({why}): {reason}"),
+                    expected: None,
+                    fell_back: true,
+                },
+                Some(Ok(placed)) => {
+                    let mut fitting = fitting.into_iter();
+                    let there = fitting.find(|one| one.uuid.eq_ignore_ascii_case(&placed.device));
+                    // Another pod was faster, while the hook was asked.
+                    let Some(there) = there else { continue };
+                    Given {
+                        device: there.uuid,
+                        reason: placed.reason,
+                        expected: Some((placed.slowdown, placed.confidence)),
+                        fell_back: false,
+                    }
+                }
+            };
+            picture.assume(uid, node, &given.device, wish.clone(), Instant::now());
+            return Ok(given);
+        }
+        Err(format!(
+            "other pods took what was chosen on {node}, {TRIES} times in turn"
+        ))
     }
+}
+
+/// The device that fits most tightly, and why.
+#[derive(Debug)]
+struct Fitting {
+    tightest: Candidate,
+    reason: String,
+}
+
+/// Devices of a node as a hook takes them: what a node says of itself may be anything, and is not
+/// to spoil the question about the others.
+fn askable(fitting: impl Iterator<Item = Candidate>) -> Vec<Candidate> {
+    let mut seen = BTreeSet::new();
+    let known = |one: &Candidate| (1..=UUID_BYTES).contains(&one.uuid.len());
+    let mut all: Vec<Candidate> = fitting
+        .filter(|one| known(one) && seen.insert(one.uuid.to_ascii_lowercase()))
+        .take(MOST_DEVICES)
+        .collect();
+    for one in &mut all {
+        one.residents.truncate(MOST_RESIDENTS);
+    }
+    all
 }
 
 /// The tighter it fits, the better.

@@ -1,29 +1,30 @@
 //! Which device of which node a pod should have: where it fits with the least memory left over, so
 //! that large pods find space; of those the one with the most time left. It measures nothing.
 
-use serde::{Deserialize, Serialize};
-
 /// What a pod wants of one device.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Wish {
-    /// For people, and the key of what is known of such jobs.
+    /// For people.
     pub name: String,
+    /// The key of what is known of such jobs.
+    pub kind: String,
+    /// What the node's arbiter calls it, once its device plugin has said so.
+    pub job: Option<String>,
     pub memory_gib: u64,
     /// Part of the time; `None`: it has not said.
     pub share: Option<f64>,
 }
 
 /// A device, with what is left of it.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Candidate {
     pub node: String,
     pub uuid: String,
     pub total_gib: u64,
     pub free_gib: u64,
     pub free_share: f64,
-    /// Pods that are there.
-    pub residents: Vec<String>,
+    /// Pods that are there, with what they wished.
+    pub residents: Vec<Wish>,
 }
 
 /// An answer.
@@ -41,7 +42,7 @@ pub struct Choice {
 const NEARLY: f64 = 1e-9;
 
 /// Why a candidate cannot take a pod; `None`: it can.
-fn why_not(wish: &Wish, one: &Candidate) -> Option<String> {
+pub fn why_not(wish: &Wish, one: &Candidate) -> Option<String> {
     if one.free_gib < wish.memory_gib {
         return Some(format!(
             "{} has {} GiB free of {}, and {} are asked for",
@@ -114,6 +115,7 @@ mod tests {
             name: "p".into(),
             memory_gib,
             share: Some(share),
+            ..Wish::default()
         }
     }
 

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::DEVICE_ANNOTATION;
 use crate::objects::Object;
 use crate::pods::{Cluster, Owners, STATUS_ANNOTATION};
 use crate::records::{Pod, Record};
 use crate::shares::Shares;
+use crate::{DEVICE_ANNOTATION, JOB_ANNOTATION};
 
 /// How often the API server is asked what pods say, where the kubelet's list is the same.
 pub const ASKS: Duration = Duration::from_secs(5);
@@ -203,6 +203,9 @@ impl Follower {
         // The kubelet may have taken another device than the one that was chosen.
         if shares == 1 {
             what.insert(DEVICE_ANNOTATION, share.device.as_str());
+            // So that the extender and a hook that hears from the arbiter count it once.
+            let job = share.job.as_ref();
+            what.extend(job.map(|job| (JOB_ANNOTATION, job.name.as_str())));
         }
         what.extend(status.as_deref().map(|said| (STATUS_ANNOTATION, said)));
         what.retain(|name, value| object.annotation(name) != Some(*value));

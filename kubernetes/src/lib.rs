@@ -16,11 +16,13 @@ macro_rules! say {
 }
 pub(crate) use say;
 
+pub mod advice;
 pub mod api;
 pub mod cdi;
 pub mod claim;
 pub mod device_plugin;
 pub mod dra;
+pub mod event;
 pub mod extender;
 pub mod files;
 pub mod fit;
@@ -52,6 +54,14 @@ pub const SHARE_ANNOTATION: &str = "sublet.dev/share";
 pub const DEVICE_ANNOTATION: &str = "sublet.dev/gpu";
 /// Why it chose so; for people.
 pub const DECISION_ANNOTATION: &str = "sublet.dev/decision";
+/// What the cluster hook expects there: time of an iteration against one alone, from 1.
+pub const SLOWDOWN_ANNOTATION: &str = "sublet.dev/expected-slowdown";
+/// How sure it is of that, between 0 and 1.
+pub const CONFIDENCE_ANNOTATION: &str = "sublet.dev/confidence";
+/// What kind of job a pod is (model and batch size): the key for measurements of pairs.
+pub const KIND_ANNOTATION: &str = "sublet.dev/kind";
+/// What the node's arbiter calls the pod's job; the device plugin writes it.
+pub const JOB_ANNOTATION: &str = "sublet.dev/job";
 
 #[cfg(test)]
 testbed::starts_clean!();

@@ -9,10 +9,12 @@ use serde::Deserialize;
 use crate::fit::Wish;
 use crate::quantity::Quantity;
 use crate::records::Pod;
-use crate::{RESOURCE, SHARE_ANNOTATION};
+use crate::{JOB_ANNOTATION, KIND_ANNOTATION, RESOURCE, SHARE_ANNOTATION};
 
 /// Longest text that is read as a share.
 const SHARE_CHARS: usize = 40;
+/// Longest kind, in bytes: what a hook takes.
+const KIND_BYTES: usize = 512;
 
 /// An object.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -30,6 +32,16 @@ pub struct Metadata {
     pub namespace: String,
     pub uid: String,
     pub annotations: Option<BTreeMap<String, String>>,
+    #[serde(rename = "ownerReferences")]
+    pub owner_references: Option<Vec<OwnerReference>>,
+}
+
+/// What has made an object.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub struct OwnerReference {
+    pub name: String,
+    pub controller: Option<bool>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -161,10 +173,45 @@ impl Object {
             ));
         }
         Ok(Some(Wish {
-            name: self.pod().title(),
-            memory_gib,
             share: self.share_asked()?,
+            ..self.counts_as()
         }))
+    }
+
+    /// What a pod takes of a device. A share that cannot be read counts as none.
+    pub fn counts_as(&self) -> Wish {
+        Wish {
+            name: self.pod().title(),
+            kind: self.kind(),
+            job: self.job().map(ToOwned::to_owned),
+            memory_gib: self.memory_gib(),
+            share: self.share_asked().unwrap_or_default(),
+        }
+    }
+
+    /// What the device plugin calls its job. A pod's owner can write that too: it is no more than
+    /// a name.
+    fn job(&self) -> Option<&str> {
+        let said = self.annotation(JOB_ANNOTATION);
+        said.filter(|job| (1..=KIND_BYTES).contains(&job.len()))
+    }
+
+    /// What kind of job it is: as its annotation says, else what made it, else itself.
+    fn kind(&self) -> String {
+        let said = self.annotation(KIND_ANNOTATION).map(str::trim);
+        let said = said.filter(|kind| (1..=KIND_BYTES).contains(&kind.len()));
+        if let Some(kind) = said {
+            return kind.to_owned();
+        }
+        let Metadata {
+            namespace,
+            name,
+            owner_references,
+            ..
+        } = &self.metadata;
+        let mut owners = owner_references.iter().flatten();
+        let owner = owners.find(|owner| owner.controller == Some(true));
+        format!("{namespace}/{}", owner.map_or(name, |owner| &owner.name))
     }
 }
 
@@ -202,6 +249,41 @@ mod tests {
         assert!(asked(&"9".repeat(5000)).unwrap_err().len() < 300);
         let long = format!("0.5{}", " ".repeat(5000));
         assert!(asked(&long).unwrap_err().len() < 300);
+    }
+
+    #[test]
+    fn a_kind_is_what_is_said_else_what_made_the_pod() {
+        let kind = |metadata: Value| {
+            let object = json!({"metadata": metadata});
+            serde_json::from_value::<Object>(object).unwrap().kind()
+        };
+        let by = |controller: bool| json!([{"name": "s", "controller": controller}]);
+        let said = json!({KIND_ANNOTATION: " resnet50-b64 ", JOB_ANNOTATION: "units-7"});
+        for (metadata, expected) in [
+            (json!({"name": "p", "namespace": "d"}), "d/p"),
+            (
+                json!({"name": "p", "namespace": "d", "ownerReferences": by(true)}),
+                "d/s",
+            ),
+            (
+                json!({"name": "p", "namespace": "d", "ownerReferences": by(false)}),
+                "d/p",
+            ),
+            (
+                json!({"name": "p", "annotations": said, "ownerReferences": by(true)}),
+                "resnet50-b64",
+            ),
+            (
+                json!({"name": "p", "annotations": {KIND_ANNOTATION: " "}}),
+                "/p",
+            ),
+            (
+                json!({"name": "p", "annotations": {KIND_ANNOTATION: "x".repeat(513)}}),
+                "/p",
+            ),
+        ] {
+            assert_eq!(kind(metadata), expected);
+        }
     }
 
     #[test]

@@ -126,11 +126,7 @@ impl Picture {
         });
         let listed = here.map(|pod| {
             // Its memory is taken, whatever its annotations say.
-            let wish = Wish {
-                name: pod.pod().title(),
-                memory_gib: pod.memory_gib(),
-                share: pod.share_asked().unwrap_or_default(),
-            };
+            let wish = pod.counts_as();
             (pod.annotation(DEVICE_ANNOTATION).unwrap_or_default(), wish)
         });
         let assumed = self.assumed.iter();
@@ -159,7 +155,7 @@ impl Picture {
 fn take(one: &mut Candidate, wish: Wish) {
     one.free_gib = one.free_gib.saturating_sub(wish.memory_gib);
     one.free_share -= wish.share.unwrap_or(0.0);
-    one.residents.push(wish.name);
+    one.residents.push(wish);
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ impl Hook {
     }
 
     /// With these words on its command line.
-    fn with(words: &[&str]) -> Self {
+    pub fn with(words: &[&str]) -> Self {
         let mut hook = Self {
             sandbox: Sandbox::new(),
             process: None,
@@ -72,7 +72,7 @@ impl Hook {
         command
     }
 
-    fn start(&mut self) {
+    pub fn start(&mut self) {
         let mut command = self.command();
         if let Some(limit) = self.descriptors {
             let mut limited = self.sandbox.command("sh");
@@ -95,7 +95,7 @@ impl Hook {
     }
 
     /// SIGKILL.
-    fn kill(&mut self) {
+    pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             testbed::reap(&mut process);
         }
@@ -129,7 +129,7 @@ impl Hook {
     }
 
     /// An arbiter that reports to it.
-    fn node(&self, name: &str) -> Node {
+    pub fn node(&self, name: &str) -> Node {
         self.node_of(name, 1)
     }
 
@@ -172,7 +172,7 @@ impl Hook {
         }
     }
 
-    fn is_up(&self, node: &Node) -> bool {
+    pub fn is_up(&self, node: &Node) -> bool {
         let status = self.json(&["status", "--json"]);
         let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
         nodes
@@ -187,13 +187,18 @@ impl Drop for Hook {
     }
 }
 
-struct Node {
+pub struct Node {
     sandbox: Sandbox,
     arbiter: Option<Running>,
     name: String,
 }
 
 impl Node {
+    /// Ends its arbiter.
+    pub fn stop(&mut self) {
+        drop(self.arbiter.take());
+    }
+
     /// Records of the attempts that were begun.
     fn runs(&self) -> BTreeSet<PathBuf> {
         attempts::begun(&self.sandbox.path("run"))

@@ -1,6 +1,7 @@
 //! Pods that share a simulated GPU: the plugins beside a kubelet of the tests' own, and what
 //! containers are given by them.
 
+mod advice;
 mod api_server;
 mod devices;
 mod dra;

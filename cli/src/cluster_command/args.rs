@@ -98,7 +98,7 @@ pub struct Serve {
 }
 
 /// Where the hook is.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct Hook {
     /// The hook's address, such as http://127.0.0.1:7070 [env: SUBLET_CLUSTER]
     #[arg(long, value_name = "URL")]

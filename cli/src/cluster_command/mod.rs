@@ -128,9 +128,22 @@ fn choice(args: &Serve) -> Choice {
 }
 
 pub fn client(hook: &args::Hook) -> anyhow::Result<Client> {
-    let var = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-    let url = hook.cluster.clone().or_else(|| var("SUBLET_CLUSTER"));
-    let Some(url) = url else {
+    client_within(hook, PATIENCE)
+}
+
+/// A variable that is set to something.
+fn var(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Which hook is named, on the command line or in a variable.
+pub fn url(hook: &args::Hook) -> Option<String> {
+    hook.cluster.clone().or_else(|| var("SUBLET_CLUSTER"))
+}
+
+/// A client whose requests take no longer than `patience` each.
+pub fn client_within(hook: &args::Hook, patience: Duration) -> anyhow::Result<Client> {
+    let Some(url) = url(hook) else {
         bail!("which hook? give --cluster http://HOST:PORT, or set SUBLET_CLUSTER");
     };
     let file = hook
@@ -142,7 +155,7 @@ pub fn client(hook: &args::Hook) -> anyhow::Result<Client> {
             "the hook answers those who know its token: give --token-file FILE, or set SUBLET_CLUSTER_TOKEN_FILE"
         );
     };
-    Ok(Client::new(&url, &service::read_token(&file)?, PATIENCE)?)
+    Ok(Client::new(&url, &service::read_token(&file)?, patience)?)
 }
 
 fn submit(args: &Submit) -> anyhow::Result<String> {

@@ -2,8 +2,11 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
+
+use crate::cluster_command::args::Hook;
 
 /// Beside a kubelet, and beside Kubernetes' scheduler: pods share GPUs, and this node's arbiter
 /// enforces what each was given
@@ -124,13 +127,19 @@ pub struct Dra {
     pub containers: Containers,
 }
 
-/// Everybody who reaches it learns which node has how much free, and can bind pods that ask for
-/// units: admit only the scheduler.
+/// With --cluster it asks that hook which of the GPUs that fit a pod should have. Everybody who
+/// reaches this learns which node has how much free, and can bind pods that ask for units: admit
+/// only the scheduler.
 #[derive(Debug, Args)]
 pub struct Extender {
     /// Where to listen; port 0 takes a free one, which is then printed
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7071")]
     pub listen: SocketAddr,
+    /// How long a question to the hook may take; a pod goes by fit alone after that
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = control::parse_span)]
+    pub hook_timeout: Duration,
+    #[command(flatten)]
+    pub hook: Hook,
     #[command(flatten)]
     pub server: Server,
 }

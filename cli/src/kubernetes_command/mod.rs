@@ -1,6 +1,7 @@
 //! `sublet kubernetes`: the processes beside a kubelet and beside Kubernetes' scheduler.
 
 pub mod args;
+mod hook;
 
 use std::env;
 use std::fs;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use control::paths::{RuntimeDir, Surroundings};
+use kubernetes::advice::Adviser;
 use kubernetes::api::{Api, is_name};
 use kubernetes::cdi::Folder;
 use kubernetes::device_plugin::{Delivery, Plugin};
@@ -86,6 +88,11 @@ fn extend(args: &Extender) -> anyhow::Result<()> {
             "there is no API server to ask for nodes and pods: run this in a pod with an account, or give --api-server"
         );
     };
+    if args.hook_timeout.is_zero() {
+        bail!("--hook-timeout is 0: a time above 0 is expected");
+    }
+    let hook = hook::Remote::find(&args.hook, args.hook_timeout)?;
+    let adviser = hook.map(|hook| Adviser::new(Arc::new(hook), args.hook_timeout));
     let address = args.listen;
     let listening = std::net::TcpListener::bind(address)
         .and_then(|listener| Ok((listener.local_addr()?, listener)));
@@ -94,7 +101,7 @@ fn extend(args: &Extender) -> anyhow::Result<()> {
     })?;
     // One line when it can be asked, for people and for scripts that start it.
     let _ = writeln!(io::stderr(), "sublet: the extender is at http://{address}");
-    let extender = extender::Extender::new(api);
+    let extender = extender::Extender::new(api, adviser);
     let error = http_server::serve(
         listener,
         extender::LONGEST_BODY,

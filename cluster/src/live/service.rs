@@ -83,7 +83,8 @@ pub fn read_token(file: &Path) -> Result<String, ServeError> {
     let mut text = String::new();
     let read = open.take(4096).read_to_string(&mut text);
     read.map_err(|error| wrong(error.to_string()))?;
-    if mode & 0o077 != 0 {
+    let own = rustix::process::geteuid().as_raw();
+    if !is_secret(mode, meta.uid(), own) {
         return Err(wrong(format!(
             "others can read it (mode {:04o}): run `chmod 600` on it",
             mode & 0o7777
@@ -96,6 +97,13 @@ pub fn read_token(file: &Path) -> Result<String, ServeError> {
         )));
     }
     Ok(token.to_owned())
+}
+
+/// Whether a file's mode keeps its token from others. One of root's may be read by its group, which
+/// is how this user reads it: Kubernetes mounts secrets so.
+fn is_secret(mode: u32, owner: u32, own: u32) -> bool {
+    let by_group = owner == 0 && own != 0 && mode & 0o037 == 0;
+    mode & 0o077 == 0 || by_group
 }
 
 /// The token in a file, which is made where it is missing.

@@ -66,6 +66,13 @@ impl ApiServer {
             .collect()
     }
 
+    /// Objects that were made in a folder.
+    pub fn made(&self, folder: &str) -> Vec<Value> {
+        let changes = self.changes().into_iter();
+        let made = changes.filter(|(method, path, _)| method == "POST" && path == folder);
+        made.map(|(.., body)| body).collect()
+    }
+
     /// How often it was asked for all pods of a node.
     pub fn looks(&self) -> usize {
         let asked = self.inner.asked.lock().unwrap();
@@ -164,7 +171,12 @@ fn merge(into: &mut Value, from: &Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
             for (name, value) in from {
-                merge(into.entry(name).or_insert(Value::Null), value);
+                // RFC 7386: null removes.
+                if value.is_null() {
+                    into.remove(name);
+                } else {
+                    merge(into.entry(name).or_insert(Value::Null), value);
+                }
             }
         }
         (into, from) => *into = from.clone(),

@@ -176,6 +176,10 @@ fn names_agree_with_the_code() {
         kubernetes::SHARE_ANNOTATION,
         kubernetes::DEVICE_ANNOTATION,
         kubernetes::DECISION_ANNOTATION,
+        kubernetes::SLOWDOWN_ANNOTATION,
+        kubernetes::CONFIDENCE_ANNOTATION,
+        kubernetes::KIND_ANNOTATION,
+        kubernetes::JOB_ANNOTATION,
         kubernetes::pods::STATUS_ANNOTATION,
         picture::DEVICES_ANNOTATION,
         kubernetes::cdi::KIND,
@@ -224,6 +228,7 @@ fn accounts_may_do_what_the_programs_do_and_no_more() {
         "patch pods",
         "list nodes",
         "create pods/binding",
+        "create events",
     ]);
     assert_eq!(rules("sublet-extender"), extender);
     assert!(api::ACCOUNT_DIR.ends_with("serviceaccount"));
@@ -304,6 +309,25 @@ fn the_chart_says_the_same_as_the_manifests() {
         let made = chart(&switched(&[value]), value == "dra");
         assert_eq!(made, Ok(built(way, own)), "{way}");
     }
+    let mut values = switched(&["devicePlugin"]);
+    *entry(entry(&mut values, "hook"), "enabled") = Yaml::Boolean(true);
+    let made = chart(&values, false).expect("with a hook");
+    let extender = made.iter().find(|one| text(&one["kind"]) == "Deployment");
+    let pod = &extender.expect("the extender")["spec"]["template"]["spec"];
+    let args = list(&pod["containers"][0]["args"]).iter().map(text);
+    let args: Vec<&str> = args.collect();
+    let url = text(&values["hook"]["url"]);
+    assert!(
+        args.contains(&format!("--cluster={url}").as_str()),
+        "{args:?}"
+    );
+    let mount = text(&pod["containers"][0]["volumeMounts"][0]["mountPath"]);
+    assert!(
+        args.contains(&format!("--token-file={mount}/token").as_str()),
+        "{args:?}"
+    );
+    let secret = text(&pod["volumes"][0]["secret"]["secretName"]);
+    assert_eq!(secret, text(&values["hook"]["tokenSecret"]));
     let error = chart(&switched(&["dra"]), false).expect_err("an old cluster");
     assert!(error.contains("from 1.34"), "{error}");
     let error = chart(&switched(&["devicePlugin", "dra"]), true).expect_err("both");

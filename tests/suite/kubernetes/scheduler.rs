@@ -11,8 +11,8 @@ use super::api_server::ApiServer;
 /// A question of filter and prioritize, as kube-scheduler writes it: Go's names of the fields.
 const ARGS: &str = include_str!("../../../kubernetes/data/extender-args.json");
 
-struct Extender {
-    api: ApiServer,
+pub struct Extender {
+    pub api: ApiServer,
     process: Running,
     address: String,
     _sandbox: Sandbox,
@@ -20,9 +20,15 @@ struct Extender {
 
 impl Extender {
     fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// With these words on its command line.
+    pub fn with(words: &[&str]) -> Self {
         let (sandbox, api) = (Sandbox::new(), ApiServer::start());
         let mut command = sandbox.sublet(["kubernetes", "extender", "--listen", "127.0.0.1:0"]);
         command.args(["--api-server", &api.url]);
+        command.args(words);
         command.stderr(std::process::Stdio::piped());
         let mut child = command.spawn().expect("an extender");
         let mut line = String::new();
@@ -52,21 +58,21 @@ impl Extender {
         (answer.status, body)
     }
 
-    fn post(&self, path: &str, body: &Value) -> Value {
+    pub fn post(&self, path: &str, body: &Value) -> Value {
         let (status, answer) = self.ask("POST", path, &body.to_string());
         assert_eq!(status, 200, "{answer}");
         answer
     }
 
     /// Puts a node with these devices.
-    fn node(&self, name: &str, devices: &str) {
+    pub fn node(&self, name: &str, devices: &str) {
         let annotations = json!({"sublet.dev/devices": devices});
         let node = json!({"metadata": {"name": name, "annotations": annotations}});
         self.api.put(&format!("/api/v1/nodes/{name}"), node);
     }
 
     /// Puts a pod that waits, and returns what asks for a place for it.
-    fn pod(&self, name: &str, gib: u32, share: Option<&str>) -> Value {
+    pub fn pod(&self, name: &str, gib: u32, share: Option<&str>) -> Value {
         let mut args: Value = serde_json::from_str(ARGS).expect("JSON");
         let pod = &mut args["Pod"];
         pod["metadata"]["name"] = json!(name);
@@ -81,7 +87,7 @@ impl Extender {
         args
     }
 
-    fn bind(&self, name: &str, node: &str) -> Result<Value, String> {
+    pub fn bind(&self, name: &str, node: &str) -> Result<Value, String> {
         let asked = json!({
             "PodName": name, "PodNamespace": "default",
             "PodUID": format!("uid-of-{name}"), "Node": node,

@@ -529,3 +529,23 @@ fn a_token_that_others_can_read_is_refused() {
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     assert!(read_token(&file).unwrap_err().to_string().contains("16"));
 }
+
+#[test]
+fn a_token_is_its_owners_alone_or_roots_for_a_group() {
+    for (mode, owner, own, secret) in [
+        (0o100600, 7, 7, true),
+        (0o100400, 0, 0, true),
+        (0o100640, 7, 7, false),
+        (0o100440, 0, 0, false),
+        (0o100440, 0, 7, true),
+        (0o100460, 0, 7, false),
+        (0o100444, 0, 7, false),
+        (0o100440, 8, 7, false),
+    ] {
+        assert_eq!(
+            is_secret(mode, owner, own),
+            secret,
+            "{mode:o} {owner} {own}"
+        );
+    }
+}
