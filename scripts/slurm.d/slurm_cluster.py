@@ -85,8 +85,11 @@ class Cluster:
     # The one on which `enforce=` is tried.
     ENFORCED = "n2"
 
-    def __init__(self, directory, plugstack, lua=None):
+    def __init__(self, directory, plugstack, lua=None, network=None):
         self.dir = pathlib.Path(directory)
+        # Nodes that have a network namespace of their own; the others are at the controller's.
+        self.network = network
+        self.address = network.HERE if network else "127.0.0.1"
         self.release = version()
         self.ports = free_ports(3)
         self.host = socket.gethostname().split(".")[0]
@@ -111,7 +114,7 @@ class Cluster:
         ctld, *nodes = self.ports
         lines = [
             "ClusterName=sublet",
-            f"SlurmctldHost={self.host}(127.0.0.1)",
+            f"SlurmctldHost={self.host}({self.address})",
             f"SlurmctldPort={ctld}",
             "AuthType=auth/none" if self.release == "22.05" else "AuthType=auth/slurm",
             "CredType=cred/none" if self.release == "22.05" else "CredType=cred/slurm",
@@ -142,11 +145,18 @@ class Cluster:
         gres = ",".join(f"gpu:g{at}:1" for at in range(GPUS))
         for name, port in zip(self.NODES, nodes):
             lines.append(
-                f"NodeName={name} NodeHostname={self.host} NodeAddr=127.0.0.1 Port={port} CPUs=8 Sockets=1 CoresPerSocket=8 "
+                f"NodeName={name} NodeHostname={self.host} NodeAddr={self.address_of(name)} Port={port} CPUs=8 Sockets=1 CoresPerSocket=8 "
                 f"ThreadsPerCore=1 RealMemory=4000 Gres={gres},shard:{GPU_GIB * GPUS} Feature={name} State=UNKNOWN"
             )
         lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES")
         return "\n".join(lines) + "\n"
+
+    def address_of(self, node):
+        return self.network.there if self.network and node == self.network.NODE else self.address
+
+    def inside(self, node):
+        """The words before a command that runs in the node's network."""
+        return self.network.words if self.network and node == self.network.NODE else []
 
     def gres(self):
         lines = []
@@ -176,7 +186,7 @@ class Cluster:
         if name == self.ENFORCED and self.own_etc():
             # Where the host has no /etc/ld.so.preload, this node has one, and the host has none.
             words = ["unshare", "-m", "--propagation", "private", "sh", "-c", 'mount --bind "$0" /etc && exec "$@"', self.dir / "etc", *words]
-        self.daemon(*words)
+        self.daemon(*self.inside(name), *words)
 
     def own_etc(self):
         """Whether the enforced node can have an /etc of its own, which is then there."""

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use cluster::live::http::client::{Client, ClientError};
 use cluster::live::placement::Decided;
-use cluster::live::slurm::{self, Gpu, Phase, Places, QueuedJob};
+use cluster::live::slurm::{self, Away, Gpu, Phase, Places, QueuedJob};
 use cluster::live::wire::HookStatus;
 
 use super::args::SlurmPacker;
@@ -70,12 +70,13 @@ fn pass(args: &SlurmPacker) -> anyhow::Result<usize> {
     if !jobs.iter().any(|job| job.phase == Phase::Held) {
         return Ok(released);
     }
-    let gpus = slurm::gpus(&scontrol(args, &["-o", "show", "node"])?);
+    let nodes = scontrol(args, &["-o", "show", "node"])?;
+    let (gpus, away) = (slurm::gpus(&nodes), slurm::away(&nodes));
     let mut hook: Client = super::client(&args.hook)?;
     let status: HookStatus = hook.ask("GET", "/v1/status", None::<&()>)?;
     let mut places = Places::of(gpus, &jobs, &status.nodes, args.shard);
     for job in jobs.iter_mut().filter(|job| job.phase == Phase::Held) {
-        released += usize::from(place(args, job, &mut places, &mut hook)?);
+        released += usize::from(place(args, job, &mut places, &away, &mut hook)?);
     }
     Ok(released)
 }
@@ -88,6 +89,7 @@ fn place(
     args: &SlurmPacker,
     job: &mut QueuedJob,
     places: &mut Places,
+    away: &[Away],
     hook: &mut Client,
 ) -> anyhow::Result<bool> {
     let waits = |reason: &str| {
@@ -101,7 +103,7 @@ fn place(
     }
     let (asked, behind) = places.question(job);
     if asked.candidates.is_empty() {
-        return waits(&format!("no GPU has {} free shards", job.shards));
+        return waits(&job.without_place(away));
     }
     let decided: Decided = match hook.ask("POST", "/v1/decide", Some(&asked)) {
         Ok(decided) => decided,

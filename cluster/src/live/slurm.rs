@@ -20,13 +20,15 @@ use control::kinds::Share;
 use control::setting::Kind as _;
 use control::{Class, parse_bytes};
 
-pub use queue::{HELD_COLUMNS, gpus, jobs, still_held};
+pub use queue::{HELD_COLUMNS, away, gpus, jobs, still_held};
 
 use super::placement::{Candidate, DecideRequest, Decided, JobProfile};
 use super::wire::NodeView;
 
 /// Bytes of a shard, where nothing else is said.
 pub const SHARD_BYTES: u64 = 1 << 30;
+/// Nodes that a reason names at most.
+const NAMED_NODES: usize = 4;
 /// Begins the comments that are ours.
 const MARK: &str = "sublet:";
 
@@ -42,6 +44,17 @@ pub struct Gpu {
     /// Shards on it.
     pub shards: u64,
     /// The partitions of its node.
+    pub partitions: Vec<String>,
+}
+
+/// A node with GPUs that takes no jobs now.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Away {
+    /// Its name.
+    pub node: String,
+    /// What Slurm says of it: `DOWN*`, `IDLE+DRAIN`.
+    pub state: String,
+    /// Its partitions.
     pub partitions: Vec<String>,
 }
 
@@ -128,12 +141,28 @@ impl QueuedJob {
         }
     }
 
-    /// Whether it may run on the node of a GPU.
-    fn may_be_on(&self, gpu: &Gpu) -> bool {
-        let in_partition = |one: &String| gpu.partitions.contains(one);
-        self.partitions.iter().any(in_partition)
-            && !self.excluded.contains(&gpu.node)
-            && self.required.iter().all(|node| *node == gpu.node)
+    /// Whether it may run on a node of these partitions.
+    fn may_be_on(&self, node: &str, partitions: &[String]) -> bool {
+        self.partitions.iter().any(|one| partitions.contains(one))
+            && self.excluded.iter().all(|other| *other != node)
+            && self.required.iter().all(|one| *one == node)
+    }
+
+    /// Why no GPU can take it, with the nodes that could if they took jobs.
+    #[must_use]
+    pub fn without_place(&self, away: &[Away]) -> String {
+        let left_out = away
+            .iter()
+            .filter(|one| self.may_be_on(&one.node, &one.partitions));
+        let nodes: Vec<String> = left_out
+            .take(NAMED_NODES)
+            .map(|one| format!("{} is {}", one.node, one.state))
+            .collect();
+        let none = format!("no GPU has {} free shards", self.shards);
+        match nodes.as_slice() {
+            [] => none,
+            nodes => format!("{none}; {}", nodes.join("; ")),
+        }
     }
 }
 
@@ -216,7 +245,7 @@ impl Places {
         let free = |place: &&Place| {
             // Slurm would not start it elsewhere.
             let taken = place.taken.saturating_add(job.shards);
-            taken <= place.gpu.shards && job.may_be_on(&place.gpu)
+            taken <= place.gpu.shards && job.may_be_on(&place.gpu.node, &place.gpu.partitions)
         };
         let (candidates, behind) = self
             .all

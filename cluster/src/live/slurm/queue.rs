@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::hosts::{expand, places};
-use super::{At, Gpu, MARK, Phase, QueuedJob, Taken, said};
+use super::{At, Away, Gpu, MARK, Phase, QueuedJob, Taken, said};
 use crate::live::wire::kind_of_command;
 
 /// The states of a node that takes jobs, and what may be added to them.
@@ -281,6 +281,24 @@ fn is_usable(state: &str) -> bool {
     let mut words = state.split('+');
     words.next().is_some_and(|word| USABLE.contains(&word))
         && words.all(|word| HARMLESS.contains(&word))
+}
+
+/// Nodes with GPUs that take no jobs now, from `scontrol -o show node`.
+#[must_use]
+pub fn away(text: &str) -> Vec<Away> {
+    let lines = text.lines().map(fields);
+    let one = |fields: BTreeMap<&str, &str>| {
+        let get = |name: &str| fields.get(name).copied().unwrap_or_default();
+        let mut gres = outside_brackets(get("Gres")).into_iter();
+        let has_gpus = gres.any(|part| part.starts_with("gpu:"));
+        let away = has_gpus && !get("NodeName").is_empty() && !is_usable(get("State"));
+        away.then(|| Away {
+            node: get("NodeName").to_owned(),
+            state: get("State").to_owned(),
+            partitions: get("Partitions").split(',').map(str::to_owned).collect(),
+        })
+    };
+    lines.filter_map(one).collect()
 }
 
 /// The GPUs of nodes that take jobs, from `scontrol -o show node`.

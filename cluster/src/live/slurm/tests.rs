@@ -327,6 +327,27 @@ fn a_newer_slurm_s_queue_is_read_as_well() {
 }
 
 #[test]
+fn a_job_without_a_place_says_which_nodes_are_away() {
+    let mut job = read(&[held(4)]).remove(0);
+    let away = away(NODES);
+    let named: Vec<&str> = away.iter().map(|one| one.node.as_str()).collect();
+    assert_eq!(named, ["n3", "n4", "n5", "n7", "n8", "n9"]);
+    let all = job.without_place(&away);
+    assert_eq!(
+        all,
+        "no GPU has 6 free shards; n3 is DOWN*; n4 is IDLE+DRAIN; n5 is IDLE*; n7 is IDLE+MAINT+RESERVED"
+    );
+    job.excluded = vec!["n3".into(), "n4".into(), "n5".into(), "n7".into()];
+    let some = job.without_place(&away);
+    assert!(
+        some.ends_with("shards; n8 is MIXED+POWERING_DOWN; n9 is DOWN"),
+        "{some}"
+    );
+    job.partitions = vec!["long".into()];
+    assert_eq!(job.without_place(&away), "no GPU has 6 free shards");
+}
+
+#[test]
 fn why_a_job_waits_is_written_once() {
     let mut job = read(&[held(4)]).remove(0);
     let words = waits(&job, "no space, yet").unwrap();

@@ -1,0 +1,70 @@
+"""A network of two namespaces: the controller's, and that of one node, whose link can be cut.
+
+The whole of it is a process's own: the namespaces go with it, and the host's network is left alone.
+"""
+
+import ctypes
+import os
+import pathlib
+import subprocess
+import time
+
+from slurm_cluster import Failure, Skipped
+
+CLONE_NEWNET = 0x40000000
+
+
+def run(*words):
+    done = subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    if done.returncode:
+        raise Failure(f"{' '.join(map(str, words))}: {done.stderr.strip()}")
+
+
+class Network:
+    """This process's own network, and that of NODE, with a link between them."""
+
+    NODE = "n2"
+    # Nobody else is in these namespaces: any addresses do.
+    HERE, there = "10.0.0.1", "10.0.0.2"
+
+    def __init__(self):
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(CLONE_NEWNET):
+            raise Skipped(f"no network namespace can be made: {os.strerror(ctypes.get_errno())}")
+        # Its namespace is that of this process, which waits.
+        self.keeper = None
+        try:
+            self.keeper = subprocess.Popen(["unshare", "--net", "sleep", "3600"], stdin=subprocess.DEVNULL)
+            self.wait_for_keeper()
+            self.words = ["nsenter", f"--net=/proc/{self.keeper.pid}/ns/net"]
+            run("ip", "link", "set", "lo", "up")
+            run("ip", "link", "add", "here", "type", "veth", "peer", "name", "there", "netns", str(self.keeper.pid))
+            run("ip", "address", "add", f"{self.HERE}/24", "dev", "here")
+            run("ip", "link", "set", "here", "up")
+            run(*self.words, "ip", "link", "set", "lo", "up")
+            run(*self.words, "ip", "address", "add", f"{self.there}/24", "dev", "there")
+            run(*self.words, "ip", "link", "set", "there", "up")
+        except (OSError, Failure) as error:
+            self.close()
+            raise Skipped(f"no network of two namespaces: {error}") from error
+
+    def wait_for_keeper(self):
+        own = os.readlink("/proc/self/ns/net")
+        end = time.monotonic() + 30
+        while self.keeper.poll() is None and time.monotonic() < end:
+            entry = pathlib.Path(f"/proc/{self.keeper.pid}")
+            if os.readlink(entry / "ns/net") != own and (entry / "comm").read_text() == "sleep\n":
+                return
+            time.sleep(0.01)
+        raise Failure("unshare --net makes none")
+
+    def cut(self):
+        run("ip", "link", "set", "here", "down")
+
+    def mend(self):
+        run("ip", "link", "set", "here", "up")
+
+    def close(self):
+        if self.keeper and self.keeper.poll() is None:
+            self.keeper.kill()
+            self.keeper.wait()
