@@ -162,33 +162,33 @@ mod tests {
         }
     }
 
-    /// Answers as it is told to, and counts.
-    struct Told {
+    /// Answers as scripted, and counts.
+    struct Scripted {
         asked: AtomicUsize,
         answer: fn() -> Result<Placed, HookError>,
     }
 
-    impl Hook for Told {
+    impl Hook for Scripted {
         fn decide(&self, _: &Question) -> Result<Placed, HookError> {
             self.asked.fetch_add(1, Ordering::Relaxed);
             (self.answer)()
         }
     }
 
-    fn told(answer: fn() -> Result<Placed, HookError>) -> Arc<Told> {
+    fn scripted(answer: fn() -> Result<Placed, HookError>) -> Arc<Scripted> {
         let asked = AtomicUsize::new(0);
-        Arc::new(Told { asked, answer })
+        Arc::new(Scripted { asked, answer })
     }
 
     #[test]
     fn a_hook_that_is_away_is_left_alone_and_one_that_refuses_is_asked_again() {
-        let away = told(|| Err(HookError::Away("it is not reached".into())));
+        let away = scripted(|| Err(HookError::Away("it is not reached".into())));
         let adviser = Adviser::new(away.clone(), testbed::PATIENCE);
         for _ in 0..3 {
             assert_eq!(adviser.ask(question()), Err("it is not reached".to_owned()));
         }
         assert_eq!(away.asked.load(Ordering::Relaxed), 1);
-        let refuses = told(|| Err(HookError::Refused("x".repeat(9999))));
+        let refuses = scripted(|| Err(HookError::Refused("x".repeat(9999))));
         let adviser = Adviser::new(refuses.clone(), testbed::PATIENCE);
         for _ in 0..3 {
             let why = adviser.ask(question()).unwrap_err();

@@ -4,9 +4,10 @@
 //! as Go has them, since the types say nothing else; a list of nodes comes as names
 //! (`nodeCacheCapable: true`) or as objects, and goes back as it came.
 //!
-//! What fits is decided here. Which of the devices that fit it should be is asked of the cluster's
-//! hook, where there is one: of all nodes when pods are filtered, and of the node that the scheduler
-//! has taken when a pod is bound. Without its answer the tightest fit is taken, with the reason.
+//! What fits is decided here. Which of the devices that fit a pod should have is asked of the
+//! cluster's hook, where there is one: of all nodes when pods are filtered, and of the node that
+//! the scheduler has taken when a pod is bound. Without an answer the tightest fit is taken, with
+//! the reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -83,8 +84,8 @@ struct Note {
     since: Instant,
     /// Where the hook wants it; `None`: it was not asked, or does not say.
     node: Option<String>,
-    /// Nodes that the hook has refused when the pod was to be bound there: the next filtering leaves
-    /// them out, so that a pod does not go there again and again.
+    /// Nodes that the hook has refused when the pod was to be bound there: the next filtering
+    /// leaves them out, so that a pod does not go there again and again.
     refused: BTreeMap<String, String>,
 }
 
