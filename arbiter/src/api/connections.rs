@@ -341,6 +341,7 @@ mod tests {
                 all.take_in(number, at(0, number as u8), stay);
             }
             assert_eq!(all.count(), 64);
+            sleep(IDLE).await;
             // Who has most of them gives way to anybody.
             assert!(all.make_space(), "one of them is silent");
             assert_eq!(of(at(0, 1)).len(), 31);
