@@ -96,7 +96,8 @@ mod tests {
         assert_eq!(ApiFlags::default().listener().unwrap(), None);
         let whole = all().listener().unwrap().expect("somewhere");
         assert_eq!(whole.tokens, PathBuf::from("/tokens"));
-        let spoils: [(fn(&mut ApiFlags), &str); 4] = [
+        type Spoil = fn(&mut ApiFlags);
+        let spoils: [(Spoil, &str); 4] = [
             (
                 |flags| flags.cert = None,
                 "give --api-cert (`cert_file`) too",
