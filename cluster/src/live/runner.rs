@@ -81,8 +81,9 @@ pub struct User {
     pub home: PathBuf,
     /// Login shell.
     pub shell: PathBuf,
-    /// Makes the calling process this user's, with signals as they are by default. Called between
-    /// fork and exec: system calls and nothing else.
+    /// Makes the calling process this user's, with signals as they are by default and no
+    /// descriptor but the first three after exec. Called between fork and exec: system calls and
+    /// nothing else.
     pub become_it: Box<dyn Fn() -> io::Result<()> + Send + Sync>,
 }
 

@@ -16,6 +16,11 @@ fn open_to_all(path: &Path, mode: u32) {
 /// A node of root's whose jobs run as `nobody`; `None` where this test is not root's, or that user
 /// cannot reach what was built.
 fn node_of_another_user(hook: &Hook) -> Option<Node> {
+    node_started_by(hook, &[])
+}
+
+/// One whose arbiter is started by this command.
+fn node_started_by(hook: &Hook, around: &[&str]) -> Option<Node> {
     let sublet = Artefacts::get().program("sublet");
     let reached = nix::unistd::geteuid().is_root() && {
         let mut tried = std::process::Command::new("setpriv");
@@ -37,7 +42,7 @@ fn node_of_another_user(hook: &Hook) -> Option<Node> {
     open_to_all(&sandbox.path(""), 0o755);
     open_to_all(&sandbox.path("run"), 0o755);
     open_to_all(&sandbox.path("sim"), 0o777);
-    let node = hook.node_in(sandbox, "a", &OTHER.to_string(), &[]);
+    let node = hook.node_in(sandbox, "a", &OTHER.to_string(), around);
     wait_until("the node reports", || hook.is_up(&node).then_some(()));
     // Root's arbiter serves root alone where its directory was given.
     for name in ["control.sock", "channel.sock"] {
@@ -130,6 +135,46 @@ fn a_job_s_user_reaches_nothing_of_root_s_through_the_job_s_directory() {
         !said.contains(&format!("HOME={}", home.display())),
         "root's home: {said}"
     );
+}
+
+#[test]
+fn a_job_inherits_no_group_and_no_descriptor_of_root_s() {
+    let hook = Hook::new();
+    let secret = tempfile::NamedTempFile::new().expect("a file of root's");
+    std::fs::write(secret.path(), "root's own words").expect("written");
+    let path = secret.path().to_str().expect("UTF-8");
+    // Who starts the arbiter has groups of its own, and has left a file of root's open.
+    let script = "exec 9<\"$0\"; exec setpriv --groups 4,24 -- \"$@\"";
+    let Some(node) = node_started_by(&hook, &["sh", "-c", script, path]) else {
+        return;
+    };
+    let arbiter = node.arbiter.as_ref().expect("it runs").pid();
+    let has = format!("/proc/{arbiter}/fd/9");
+    assert_eq!(std::fs::read_link(&has).expect("it has it"), secret.path());
+    shell(&hook, &[], "id -G; cat <&9; ls -l /proc/self/fd; echo end");
+    let said = wait_until("it has said all", || {
+        let place = node.places().pop()?;
+        let said = std::fs::read_to_string(place.join("stdout")).ok()?;
+        said.ends_with("end\n").then_some(said)
+    });
+    assert_eq!(
+        said.lines().next(),
+        Some("65534"),
+        "groups of root's: {said}"
+    );
+    assert!(!said.contains("own words"), "a file of root's: {said}");
+    let open = said.lines().filter_map(|line| line.split_once(" -> "));
+    let number = |left: &str| left.rsplit(' ').next().map(ToOwned::to_owned);
+    let open: Vec<_> = open
+        .filter_map(|(left, to)| Some((number(left)?, to)))
+        .collect();
+    assert!(open.len() >= 4, "{said}");
+    // `ls` itself has opened the directory that it lists.
+    let others = open
+        .iter()
+        .filter(|(fd, to)| !["0", "1", "2"].contains(&fd.as_str()) && !to.ends_with("/fd"));
+    let others: Vec<_> = others.collect();
+    assert!(others.is_empty(), "it has inherited {others:?}");
 }
 
 #[test]

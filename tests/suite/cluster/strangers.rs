@@ -171,3 +171,66 @@ fn a_hook_with_few_descriptors_gives_them_to_those_who_know_the_token() {
         open.count()
     );
 }
+
+/// A connection of a client's to the hook through somebody in between, who writes down what the
+/// client says; then says it again.
+#[test]
+fn a_request_that_was_listened_to_is_carried_out_once() {
+    let hook = Hook::new();
+    let between = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", between.local_addr().expect("an address"));
+    let real = format!("127.0.0.1:{}", hook.port);
+    let to = real.clone();
+    let thread = std::thread::spawn(move || {
+        let (client, _) = between.accept().expect("a client");
+        let server = TcpStream::connect(&to).expect("the hook");
+        server.set_nodelay(true).expect("a socket");
+        let (mut answers, mut back) = (
+            server.try_clone().expect("a socket"),
+            client.try_clone().expect("a socket"),
+        );
+        let copier = std::thread::spawn(move || {
+            let _ = std::io::copy(&mut answers, &mut back);
+        });
+        let (mut from, mut onward) = (client, server);
+        let mut said: Vec<Vec<u8>> = Vec::new();
+        let mut chunk = [0; 16 << 10];
+        while let Ok(count @ 1..) = from.read(&mut chunk) {
+            said.push(chunk[..count].to_vec());
+            if onward.write_all(&chunk[..count]).is_err() {
+                break;
+            }
+        }
+        // On the connection that it was for, which still stands.
+        if let Some(last) = said.last() {
+            let _ = onward.write_all(last);
+        }
+        let _ = onward.shutdown(std::net::Shutdown::Write);
+        testbed::join(copier);
+        said.concat()
+    });
+    let mut submit = hook
+        .sandbox
+        .sublet(["cluster", "submit", "--cluster", &url]);
+    submit.arg("--token-file").arg(hook.token_file());
+    Outcome::of(submit.args(["--", "true"])).succeeded();
+    let said = testbed::join(thread);
+    assert!(
+        String::from_utf8_lossy(&said).contains("POST /v1/jobs"),
+        "the request was in what was listened to"
+    );
+    // On one of its own.
+    let mut stream = TcpStream::connect(&real).expect("the hook");
+    stream
+        .set_read_timeout(Some(tests::PATIENCE))
+        .expect("a socket");
+    stream.write_all(&said).expect("sent");
+    stream
+        .shutdown(std::net::Shutdown::Write)
+        .expect("a socket");
+    let mut answers = Vec::new();
+    let _ = stream.read_to_end(&mut answers);
+    let answers = String::from_utf8_lossy(&answers);
+    assert!(answers.contains(" 401 "), "{answers}");
+    assert_eq!(hook.jobs().len(), 1, "it was carried out again");
+}
