@@ -264,7 +264,8 @@ def finish(metrics, rows, options):
     print(f"\n{'metric':32} {'value':>12} {'unit':8} {'baseline':>12} {'budget':>10}")
     for row in metrics:
         baseline = "-" if row["baseline"] is None else f"{row['baseline']:.4f}"
-        print(f"{row['name']:32} {row['value']:>12.4f} {row['unit']:8} {baseline:>12} {'-' if row['budget'] is None else row['budget']:>10}")
+        value = "-" if row["value"] is None else f"{row['value']:.4f}"
+        print(f"{row['name']:32} {value:>12} {row['unit']:8} {baseline:>12} {'-' if row['budget'] is None else row['budget']:>10}")
     if options.json:
         real, slow = getattr(options, "real", False), getattr(options, "slow", 1)
         device = "the GPU of this machine" if real else "simgpu (simulated)"

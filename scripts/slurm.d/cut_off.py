@@ -32,13 +32,13 @@ class Network:
         if libc.unshare(CLONE_NEWNET):
             raise Skipped(f"no network namespace can be made: {os.strerror(ctypes.get_errno())}")
         # Its namespace is that of this process, which waits.
-        self.keeper = None
+        self.holder = None
         try:
-            self.keeper = subprocess.Popen(["unshare", "--net", "sleep", "3600"], stdin=subprocess.DEVNULL)
-            self.wait_for_keeper()
-            self.words = ["nsenter", f"--net=/proc/{self.keeper.pid}/ns/net"]
+            self.holder = subprocess.Popen(["unshare", "--net", "sleep", "3600"], stdin=subprocess.DEVNULL)
+            self.wait_for_holder()
+            self.words = ["nsenter", f"--net=/proc/{self.holder.pid}/ns/net"]
             run("ip", "link", "set", "lo", "up")
-            run("ip", "link", "add", "here", "type", "veth", "peer", "name", "there", "netns", str(self.keeper.pid))
+            run("ip", "link", "add", "here", "type", "veth", "peer", "name", "there", "netns", str(self.holder.pid))
             run("ip", "address", "add", f"{self.HERE}/24", "dev", "here")
             run("ip", "link", "set", "here", "up")
             run(*self.words, "ip", "link", "set", "lo", "up")
@@ -48,11 +48,11 @@ class Network:
             self.close()
             raise Skipped(f"no network of two namespaces: {error}") from error
 
-    def wait_for_keeper(self):
+    def wait_for_holder(self):
         own = os.readlink("/proc/self/ns/net")
         end = time.monotonic() + 30
-        while self.keeper.poll() is None and time.monotonic() < end:
-            entry = pathlib.Path(f"/proc/{self.keeper.pid}")
+        while self.holder.poll() is None and time.monotonic() < end:
+            entry = pathlib.Path(f"/proc/{self.holder.pid}")
             if os.readlink(entry / "ns/net") != own and (entry / "comm").read_text() == "sleep\n":
                 return
             time.sleep(0.01)
@@ -65,6 +65,6 @@ class Network:
         run("ip", "link", "set", "here", "up")
 
     def close(self):
-        if self.keeper and self.keeper.poll() is None:
-            self.keeper.kill()
-            self.keeper.wait()
+        if self.holder and self.holder.poll() is None:
+            self.holder.kill()
+            self.holder.wait()

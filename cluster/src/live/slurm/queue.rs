@@ -289,7 +289,7 @@ pub fn away(text: &str) -> Vec<Away> {
     let lines = text.lines().map(fields);
     let one = |fields: BTreeMap<&str, &str>| {
         let get = |name: &str| fields.get(name).copied().unwrap_or_default();
-        let mut gres = outside_brackets(get("Gres")).into_iter();
+        let mut gres = outside_brackets(get("Gres"));
         let has_gpus = gres.any(|part| part.starts_with("gpu:"));
         let away = has_gpus && !get("NodeName").is_empty() && !is_usable(get("State"));
         away.then(|| Away {
