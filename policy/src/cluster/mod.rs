@@ -30,6 +30,7 @@ mod job;
 pub mod order;
 pub mod packer;
 pub mod placer;
+pub mod planner;
 mod random;
 pub mod round_allocator;
 mod scheduler;

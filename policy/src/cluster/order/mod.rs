@@ -3,6 +3,7 @@
 mod attained;
 mod deadline;
 mod fair;
+mod mlf;
 mod shares;
 mod simple;
 
@@ -11,6 +12,7 @@ use std::cmp::Ordering;
 pub use attained::{Gittins, Las, TwoDLas};
 pub use deadline::Edf;
 pub use fair::{Drf, Tickets, WorstRho};
+pub use mlf::{Mlf, Weights as MlfWeights};
 pub use shares::{Carbyne, Hug};
 pub use simple::{Fifo, Sjf, Srsf, Srtf};
 
@@ -29,6 +31,7 @@ pub(crate) static ORDERS: &[&Entry<dyn Order>] = &[
     &attained::GITTINS,
     &fair::WORST_RHO,
     &deadline::EDF,
+    &mlf::MLF,
     &fair::DRF,
     &shares::HUG,
     &shares::CARBYNE,
