@@ -51,6 +51,7 @@ MEASURING = {
     "scripts/slurm": "installs packages, starts a Slurm",
     "scripts/sim/calibrate": "builds; its program is run",
     "scripts/sim/packers": "builds",
+    "scripts/sim/systems": "builds",
     "scripts/sim/scale": "builds",
     "scripts/soak/residency": "takes minutes",
     "scripts/soak/storms": "takes minutes",

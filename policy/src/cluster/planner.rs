@@ -19,6 +19,8 @@
 //! gain from GPUs of several types, and with which batch on each". It cannot split a program's
 //! layers: the program has to do that itself.
 
+use std::fmt;
+
 /// Layers that are placed together.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Group {
@@ -50,6 +52,66 @@ pub enum Sum {
     Server,
 }
 
+/// Most ways to place a group that are tried: every one is looked at beside every one of the next
+/// group.
+pub const MOST_WAYS: u64 = 1000;
+/// Most groups of a model.
+pub const MOST_GROUPS: usize = 100;
+
+/// Why there is no plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoPlan {
+    /// Nothing to place anything on.
+    NoGpu,
+    /// Nothing to place.
+    NoGroup,
+    /// The link's numbers.
+    Link,
+    /// The numbers of this group; the first is 0.
+    Group(usize),
+    /// More ways to place a group than are tried.
+    Ways(u64),
+    /// More groups than are planned.
+    Groups(usize),
+    /// Numbers so large that their sum is none.
+    Endless,
+}
+
+impl fmt::Display for NoPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoGpu => {
+                f.write_str("there is no GPU to plan for: give at least one type a count above 0")
+            }
+            Self::NoGroup => f.write_str("the model has no group of layers: give at least one"),
+            Self::Link => f.write_str(
+                "the link needs bytes per second above 0 and a latency of at least 0 seconds",
+            ),
+            Self::Group(at) => write!(
+                f,
+                "group {} needs a time above 0 for each type of GPU, and sizes of at least 0 bytes",
+                at + 1
+            ),
+            Self::Ways(ways) => write!(
+                f,
+                "a group could be on {ways} choices of GPUs; at most {MOST_WAYS} are tried: count \
+                 servers instead of GPUs, or drop a type"
+            ),
+            Self::Groups(groups) => write!(
+                f,
+                "the model has {groups} groups of layers; at most {MOST_GROUPS} are planned: join \
+                 some"
+            ),
+            Self::Endless => f.write_str(
+                "an iteration would take longer than can be counted: look for a time or a size \
+                 that is far too large",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for NoPlan {}
+
 /// What is chosen for a group.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Place {
@@ -69,6 +131,9 @@ pub struct Plan {
     /// Of an iteration.
     pub seconds: f64,
 }
+
+/// The places of a group, and of each the time until its end and the place before.
+type Link = (Vec<Place>, Vec<(f64, usize)>);
 
 impl Group {
     /// Whether every time and size is one.
@@ -134,8 +199,9 @@ impl Pool {
         }
     }
 
-    /// The slowest replica, and then the gradients.
-    fn group_s(&self, group: &Group, place: &Place) -> f64 {
+    /// Time of a group by itself, in seconds: the slowest replica, and then the gradients.
+    #[must_use]
+    pub fn group_s(&self, group: &Group, place: &Place) -> f64 {
         let times = place
             .parts
             .iter()
@@ -197,51 +263,91 @@ impl Pool {
         }
     }
 
-    /// The best plan. `None`: no GPU, no group, or a time or size that is none.
-    #[must_use]
-    pub fn plan(&self, groups: &[Group]) -> Option<Plan> {
+    /// The best plan with the GPUs of one type alone.
+    ///
+    /// # Errors
+    /// As [`Self::plan`].
+    pub fn on_type(&self, kind: usize, groups: &[Group]) -> Result<Plan, NoPlan> {
+        let own = |(at, n): (usize, &u32)| if at == kind { *n } else { 0 };
+        let gpus = self.gpus.iter().enumerate().map(own).collect();
+        Self {
+            gpus,
+            ..self.clone()
+        }
+        .plan(groups)
+    }
+
+    /// The best plan.
+    ///
+    /// # Errors
+    /// [`NoPlan`]: a number that cannot be, or more ways to place a group than are tried.
+    pub fn plan(&self, groups: &[Group]) -> Result<Plan, NoPlan> {
         let types = self.gpus.len();
-        let there = self.gpus.iter().any(|n| *n > 0);
-        let link = there && self.bytes_per_s > 0.0 && self.latency_s >= 0.0;
-        if !link || groups.is_empty() || !groups.iter().all(|group| group.is_sane(types)) {
-            return None;
+        if self.gpus.iter().all(|n| *n == 0) {
+            return Err(NoPlan::NoGpu);
+        }
+        let positive = |x: f64| x.is_finite() && x > 0.0;
+        if !(positive(self.bytes_per_s) && self.latency_s.is_finite() && self.latency_s >= 0.0) {
+            return Err(NoPlan::Link);
+        }
+        if let Some(at) = groups.iter().position(|group| !group.is_sane(types)) {
+            return Err(NoPlan::Group(at));
+        }
+        let ways = self.ways();
+        if ways > MOST_WAYS {
+            return Err(NoPlan::Ways(ways));
+        }
+        if groups.len() > MOST_GROUPS {
+            return Err(NoPlan::Groups(groups.len()));
         }
         let choices = self.choices();
         let places = |group: &Group| -> Vec<Place> {
             let of = choices.iter().map(|gpus| self.by_speed(group, gpus));
-            // An even split may be worth it where the next group's is.
+            // Even parts may be worth it where the next group has them.
             of.chain([self.even(group)]).collect()
         };
-        // The best chain that ends in each place of the group, and the place before.
-        let mut best: Vec<(f64, Vec<usize>)> = Vec::new();
-        let mut before: Vec<Place> = Vec::new();
-        let mut all = Vec::new();
+        // Of each group: its places, the least time of a chain that ends in each, and which place
+        // of the group before is in that chain.
+        let mut chain: Vec<Link> = Vec::new();
         for (at, group) in groups.iter().enumerate() {
             let here = places(group);
-            let step = |place: &Place, index: usize| {
+            let step = |place: &Place| {
                 let own_s = self.group_s(group, place);
-                let ways = best.iter().zip(&before).map(|((seconds, way), other)| {
-                    (seconds + self.move_s(&groups[at - 1], other, place), way)
+                let Some((before, best)) = chain.last() else {
+                    return (own_s, 0);
+                };
+                let ways = before.iter().zip(best).map(|(other, (seconds, _))| {
+                    seconds + self.move_s(&groups[at - 1], other, place)
                 });
-                match ways.min_by(|a, b| a.0.total_cmp(&b.0)) {
-                    Some((seconds, way)) => (seconds + own_s, [way.as_slice(), &[index]].concat()),
-                    None => (own_s, vec![index]),
-                }
+                let least = ways.enumerate().min_by(|a, b| a.1.total_cmp(&b.1));
+                least.map_or((own_s, 0), |(from, seconds)| (seconds + own_s, from))
             };
-            best = here
-                .iter()
-                .enumerate()
-                .map(|(index, place)| step(place, index))
-                .collect();
-            all.push(here.clone());
-            before = here;
+            let best = here.iter().map(step).collect();
+            chain.push((here, best));
         }
-        let (seconds, way) = best.into_iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
-        let chosen = way.into_iter().zip(all);
-        Some(Plan {
-            places: chosen.map(|(index, here)| here[index].clone()).collect(),
-            seconds,
-        })
+        let (_, ends) = chain.last().ok_or(NoPlan::NoGroup)?;
+        let least = ends
+            .iter()
+            .enumerate()
+            .min_by(|a, b| a.1.0.total_cmp(&b.1.0));
+        let (mut index, (seconds, _)) = least.ok_or(NoPlan::NoGpu)?;
+        let seconds = *seconds;
+        let mut places: Vec<Place> = Vec::new();
+        for (here, best) in chain.iter().rev() {
+            places.push(here[index].clone());
+            index = best[index].1;
+        }
+        places.reverse();
+        if !seconds.is_finite() {
+            return Err(NoPlan::Endless);
+        }
+        Ok(Plan { places, seconds })
+    }
+
+    /// Numbers of GPUs of each type that a group can be on.
+    fn ways(&self) -> u64 {
+        let ways = self.gpus.iter().map(|n| u64::from(*n) + 1);
+        ways.fold(1, u64::saturating_mul) - 1
     }
 }
 
@@ -284,7 +390,7 @@ mod tests {
             plans = (plans.iter())
                 .flat_map(|plan| {
                     here.iter()
-                        .map(|one| [plan.as_slice(), &[one.clone()]].concat())
+                        .map(|one| [plan.as_slice(), std::slice::from_ref(one)].concat())
                 })
                 .collect();
         }
@@ -348,14 +454,42 @@ mod tests {
     #[test]
     fn what_makes_no_sense_has_no_plan() {
         let good = draw(&mut Random::new(1), 2);
-        assert!(pool(&[2, 2, 2]).plan(&good).is_some());
-        assert!(pool(&[0, 0, 0]).plan(&good).is_none());
-        assert!(pool(&[2, 2]).plan(&good).is_none());
-        assert!(pool(&[2, 2, 2]).plan(&[]).is_none());
+        assert!(pool(&[2, 2, 2]).plan(&good).is_ok());
+        assert_eq!(pool(&[0, 0, 0]).plan(&good), Err(NoPlan::NoGpu));
+        assert_eq!(pool(&[]).plan(&good), Err(NoPlan::NoGpu));
+        assert_eq!(pool(&[2, 2]).plan(&good), Err(NoPlan::Group(0)));
+        assert_eq!(pool(&[2, 2, 2]).plan(&[]), Err(NoPlan::NoGroup));
+        assert_eq!(
+            pool(&[u32::MAX; 3]).plan(&good),
+            Err(NoPlan::Ways(u64::MAX - 1))
+        );
+        assert_eq!(pool(&[9, 9, 9]).plan(&good).map(|_| ()), Ok(()));
+        assert_eq!(pool(&[9, 9, 10]).plan(&good), Err(NoPlan::Ways(1099)));
+        let many = vec![good[0].clone(); MOST_GROUPS + 1];
+        assert_eq!(pool(&[1, 0, 0]).plan(&many), Err(NoPlan::Groups(101)));
+        for (bytes_per_s, latency_s) in [
+            (0.0, 0.0),
+            (-1.0, 0.0),
+            (f64::NAN, 0.0),
+            (f64::INFINITY, 0.0),
+            (1.0, -1.0),
+            (1.0, f64::INFINITY),
+        ] {
+            let pool = Pool {
+                bytes_per_s,
+                latency_s,
+                ..pool(&[2, 2, 2])
+            };
+            assert_eq!(pool.plan(&good), Err(NoPlan::Link));
+        }
+        let mut huge = good.clone();
+        huge[0].seconds = vec![f64::MAX; 3];
+        huge[1].seconds = vec![f64::MAX; 3];
+        assert_eq!(pool(&[1, 0, 0]).plan(&huge), Err(NoPlan::Endless));
         for bad in [f64::NAN, -1.0, 0.0, f64::INFINITY] {
             let mut groups = good.clone();
             groups[1].seconds[2] = bad;
-            assert!(pool(&[2, 2, 2]).plan(&groups).is_none());
+            assert_eq!(pool(&[2, 2, 2]).plan(&groups), Err(NoPlan::Group(1)));
         }
     }
 }

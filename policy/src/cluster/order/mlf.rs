@@ -1,19 +1,17 @@
-//! MLFS' heuristic (CoNEXT'20): early training, near deadlines and short rests first.
-
-use std::collections::HashMap;
+//! MLFS' heuristic (CoNEXT'20): early training, near deadlines, short rests and long waits first.
 
 use super::{Drift, Key, Order};
 use crate::cluster::catalogue::Entry;
-use crate::cluster::{ClusterState, Job, JobId, Manner, Objective, Tags};
+use crate::cluster::{ClusterState, Job, Manner, Objective, Tags};
 use crate::registry::{Kind, ParamSpec, Registration};
 
-const fn part(name: &'static str, summary: &'static str, default: f64) -> ParamSpec {
+const fn number(name: &'static str, summary: &'static str, max: f64, default: f64) -> ParamSpec {
     ParamSpec {
         name,
         summary,
         kind: Kind::Number {
             min: 0.0,
-            max: 1.0,
+            max,
             default,
         },
     }
@@ -22,27 +20,36 @@ const fn part(name: &'static str, summary: &'static str, default: f64) -> ParamS
 /// How it is chosen.
 pub(super) static MLF: Entry<dyn Order> = Registration {
     name: "mlf",
-    summary: "by what training gains next, deadline, remaining work and waiting",
+    summary: "by what training gains next, deadline, remaining time and waiting",
     params: &[
-        part(
+        number(
             "ml",
             "weight of the learning score; the rest is for time",
+            1.0,
             0.3,
         ),
-        part(
+        number(
             "deadline",
             "weight of the deadline in the score for time",
+            1.0,
             0.3,
         ),
-        part(
+        number(
             "rest",
-            "weight of the remaining work in the score for time",
+            "weight of the remaining time in the score for time",
+            1.0,
             0.3,
         ),
-        part("waiting", "weight of waiting in the score for time", 0.35),
-        part(
+        number(
+            "waiting",
+            "weight of waiting in the score for time",
+            1.0,
+            0.35,
+        ),
+        number(
             "control",
-            "part of the GPUs asked for above which hopeless jobs stand back; 0: never",
+            "GPUs asked for over GPUs there are, above which a deadline that is lost counts no more",
+            1000.0,
             1.0,
         ),
     ],
@@ -65,11 +72,11 @@ pub struct Weights {
     pub ml: f64,
     /// In the score for time: the deadline.
     pub deadline: f64,
-    /// In the score for time: remaining work.
+    /// In the score for time: remaining time.
     pub rest: f64,
     /// In the score for time: waiting.
     pub waiting: f64,
-    /// Part of the GPUs asked for above which load is controlled; 0: never.
+    /// GPUs asked for over GPUs there are, above which load is controlled.
     pub control: f64,
 }
 
@@ -78,25 +85,32 @@ const STEPS: f64 = 100.0;
 /// Fall of the loss over a whole training where nobody reports one: `1 / (1 + STEEP x progress)`,
 /// the shape of Optimus' fit ([`crate::cluster::convergence`]).
 const STEEP: f64 = 9.0;
+/// Times shorter than this count as this, in seconds: their inverse would be all that counts.
+const LEAST_S: f64 = 1.0;
 
-/// The three scores of MLFS' heuristic (MLF-H), the greatest sum first.
+/// The heuristic of MLFS (MLF-H), the greatest score first: `ml x learning + (1 - ml) x time`, for
+/// each GPU that the job asks for.
 ///
 /// * *Learning*: what the loss falls by in the next step of training relative to all it fell so
 ///   far, over the number of steps done: early steps teach most. The paper weighs this by the size
 ///   of a task's model partition and by who depends on it; all workers of a data-parallel job hold
 ///   the whole model and wait for each other, so both are equal within a job and drop out.
-/// * *Time*: the inverse of the time to the deadline, the inverse of the remaining work in
-///   GPU-seconds, and the time that it has waited.
-/// * *Load control*: while more GPUs are asked for than `control` of those there are, jobs that
-///   cannot keep their deadline any more stand behind all others, shortest first. The paper stops
-///   such jobs where their accuracy will do; nothing here ends a job that its user did not end.
-///
-/// Times and gains have no common unit, and a sum of inverses is ruled by the smallest: every score
-/// counts by its rank among the jobs that are there, from 0 to 1.
-#[derive(Clone, Debug)]
+/// * *Time*: `deadline x T / (time to the deadline) + rest x T / R + waiting x W / R`, with the
+///   remaining time `R` and the time `W` for which it has waited. The paper adds two inverse times
+///   and a time and names no units. Here the unit of time `T` is the mean remaining time of the
+///   jobs that are there, and waiting counts against the job's own rest, so that one formula holds
+///   for jobs of minutes and of days.
+/// * *For each GPU*: the paper scores tasks, of which a job has one for each GPU. Here a job starts
+///   as a whole, so its score is divided by what it takes.
+/// * *Load control*: while more GPUs are asked for than `control` times those there are, a deadline
+///   counts only as long as it can be kept: what misses it anyway goes by its rest and its waiting.
+///   The paper stops such jobs where their accuracy will do; nothing here ends a job that its user
+///   did not end.
+#[derive(Clone, Copy, Debug)]
 pub struct Mlf {
     weights: Weights,
-    scores: HashMap<JobId, f64>,
+    /// The unit of time, in seconds.
+    unit_s: f64,
     overloaded: bool,
 }
 
@@ -106,15 +120,28 @@ impl Mlf {
     pub fn new(weights: Weights) -> Self {
         Self {
             weights,
-            scores: HashMap::new(),
+            unit_s: 1.0,
             overloaded: false,
         }
     }
 
-    fn hopeless(&self, state: &ClusterState, job: &Job) -> bool {
+    fn score(&self, state: &ClusterState, job: &Job) -> f64 {
+        let Weights {
+            ml,
+            deadline,
+            rest,
+            waiting,
+            ..
+        } = self.weights;
         let now_s = state.now_s();
-        let misses = |deadline_s| now_s + job.left_s(now_s) > deadline_s;
-        self.overloaded && job.deadline_s.is_some_and(misses)
+        let left_s = job.left_s(now_s).max(LEAST_S);
+        let waited_s = (now_s - job.arrival_s - job.held_s(now_s)).max(0.0);
+        let kept = |time_s: &f64| *time_s > 0.0 && !(self.overloaded && *time_s < left_s);
+        let due = job.deadline_s.map(|at_s| at_s - now_s).filter(kept);
+        let due = due.map_or(0.0, |time_s| self.unit_s / time_s.max(LEAST_S));
+        let time = deadline * due + rest * self.unit_s / left_s + waiting * waited_s / left_s;
+        let score = ml * learning(job, now_s) + (1.0 - ml) * time;
+        score / f64::from(job.gpus.max(1))
     }
 }
 
@@ -124,24 +151,9 @@ fn learning(job: &Job, now_s: f64) -> f64 {
     let progress = (job.done(now_s) / job.work).clamp(0.0, 1.0);
     let next = (progress + 1.0 / STEPS).min(1.0);
     let (gain, all) = (loss(progress) - loss(next), loss(0.0) - loss(next));
-    if all > 0.0 {
-        gain / all / (progress * STEPS).max(1.0)
-    } else {
-        0.0
-    }
-}
-
-/// The rank of each value among all, from 0 for the least to 1 for the greatest; equal values have
-/// the same.
-fn ranks(values: &[f64]) -> Vec<f64> {
-    let mut sorted: Vec<f64> = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let most = values.len().saturating_sub(1).max(1) as f64;
-    let rank = |value: &f64| sorted.partition_point(|other| other.total_cmp(value).is_lt());
-    values
-        .iter()
-        .map(|value| rank(value) as f64 / most)
-        .collect()
+    let score = gain / all / (progress * STEPS).max(1.0);
+    // Of a job without any work nothing can be said.
+    if score.is_finite() { score } else { 0.0 }
 }
 
 impl Order for Mlf {
@@ -156,11 +168,7 @@ impl Order for Mlf {
         }
     }
     fn key(&self, state: &ClusterState, job: &Job) -> Key {
-        if self.hopeless(state, job) {
-            return Key::new(1, job.left_s(state.now_s()), job);
-        }
-        // One that came after the look around: of none, least.
-        Key::new(0, -self.scores.get(&job.id).copied().unwrap_or(0.0), job)
+        Key::of(-self.score(state, job), job)
     }
     fn preemptive(&self) -> bool {
         true
@@ -172,60 +180,32 @@ impl Order for Mlf {
         Drift::Always
     }
     fn refresh(&mut self, state: &ClusterState) {
-        let Weights {
-            ml,
-            deadline,
-            rest,
-            waiting,
-            control,
-        } = self.weights;
-        let now_s = state.now_s();
-        self.overloaded =
-            control > 0.0 && state.demand() as f64 > control * f64::from(state.gpus());
-        let jobs: Vec<&Job> = state.active().collect();
-        let by = |value: &dyn Fn(&Job) -> f64| {
-            ranks(&jobs.iter().map(|job| value(job)).collect::<Vec<f64>>())
-        };
-        let inverse = |x: f64| 1.0 / x.max(1e-9);
-        let scores = [
-            (ml, by(&|job| learning(job, now_s))),
-            (
-                (1.0 - ml) * deadline,
-                by(&|job| job.deadline_s.map_or(0.0, |at_s| inverse(at_s - now_s))),
-            ),
-            (
-                (1.0 - ml) * rest,
-                by(&|job| inverse(job.left_s(now_s) * f64::from(job.gpus))),
-            ),
-            (
-                (1.0 - ml) * waiting,
-                by(&|job| now_s - job.arrival_s - job.held_s(now_s)),
-            ),
-        ];
-        let sum = |at: usize| {
-            scores
-                .iter()
-                .map(|(weight, ranks)| weight * ranks[at])
-                .sum()
-        };
-        self.scores = (jobs.iter().enumerate())
-            .map(|(at, job)| (job.id, sum(at)))
-            .collect();
+        let gpus = f64::from(state.gpus());
+        self.overloaded = state.demand() as f64 > self.weights.control * gpus;
+        let left = state.active().map(|job| job.left_s(state.now_s()));
+        let (mut sum_s, mut count) = (0.0, 0.0);
+        for left_s in left.filter(|left_s| left_s.is_finite()) {
+            (sum_s, count) = (sum_s + left_s, count + 1.0);
+        }
+        let mean_s: f64 = sum_s / f64::max(count, 1.0);
+        self.unit_s = mean_s.clamp(LEAST_S, f64::MAX);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::{JobType, Order};
+    use crate::cluster::{JobId, JobType, Order};
 
-    const EVEN: Weights = Weights {
+    const PAPER: Weights = Weights {
         ml: 0.3,
         deadline: 0.3,
         rest: 0.3,
         waiting: 0.35,
         control: 1.0,
     };
+    /// Load is never controlled.
+    const NEVER: f64 = 1000.0;
 
     fn first(weights: Weights, jobs: [Job; 2], now_s: f64) -> JobId {
         let mut state = ClusterState::uniform(1, 1);
@@ -245,7 +225,7 @@ mod tests {
             deadline,
             rest,
             waiting,
-            control: 0.0,
+            control: NEVER,
         }
     }
 
@@ -289,20 +269,52 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_cannot_keep_its_deadline_stands_back_only_under_overload() {
+    fn a_deadline_that_is_lost_counts_no_more_only_under_overload() {
         let jobs = || {
-            let hopeless = Job {
+            let lost = Job {
                 deadline_s: Some(5.0),
-                ..Job::rigid(JobType(0), 1, 0.0, 10.0)
+                ..Job::rigid(JobType(0), 1, 0.0, 1001.0)
             };
-            [hopeless, Job::rigid(JobType(0), 1, 0.0, 1000.0)]
+            [lost, Job::rigid(JobType(0), 1, 0.0, 1000.0)]
         };
-        let none = Weights {
-            control: 0.0,
-            ..EVEN
+        let never = Weights {
+            control: NEVER,
+            ..PAPER
         };
-        assert_eq!(first(none, jobs(), 0.0), JobId(0));
-        assert_eq!(first(EVEN, jobs(), 0.0), JobId(1));
+        assert_eq!(first(never, jobs(), 0.0), JobId(0));
+        assert_eq!(first(PAPER, jobs(), 0.0), JobId(1));
+        // A deadline that is over counts in neither.
+        assert_eq!(first(never, jobs(), 5.0), JobId(1));
+    }
+
+    #[test]
+    fn the_unit_of_time_does_not_change_the_order() {
+        let jobs = |unit_s: f64| {
+            let job = |gpus, arrival_s, duration_s, deadline_s: Option<f64>| Job {
+                deadline_s: deadline_s.map(|at_s| at_s * unit_s),
+                ..Job::rigid(JobType(0), gpus, arrival_s * unit_s, duration_s * unit_s)
+            };
+            [
+                job(1, 0.0, 300.0, None),
+                job(2, 40.0, 100.0, Some(900.0)),
+                job(1, 90.0, 400.0, Some(520.0)),
+                job(4, 10.0, 50.0, None),
+            ]
+        };
+        let order = |unit_s: f64| {
+            let mut state = ClusterState::uniform(1, 1);
+            state.advance(100.0 * unit_s);
+            let ids: Vec<JobId> = jobs(unit_s).map(|job| state.arrive(job)).into();
+            let mut order = Mlf::new(PAPER);
+            order.refresh(&state);
+            let mut keyed: Vec<_> = (ids.iter())
+                .map(|id| (order.key(&state, state.job(*id)), *id))
+                .collect();
+            keyed.sort_by_key(|(key, _)| *key);
+            keyed.into_iter().map(|(_, id)| id).collect::<Vec<_>>()
+        };
+        assert_eq!(order(1.0), order(3600.0));
+        assert_ne!(order(1.0), [0, 1, 2, 3].map(JobId));
     }
 
     #[test]
@@ -312,8 +324,10 @@ mod tests {
             deadline_s: Some(f64::NEG_INFINITY),
             ..Job::rigid(JobType(0), 1, 0.0, work)
         };
-        for work in [0.0, f64::NAN, f64::INFINITY] {
-            first(EVEN, [odd(work), odd(1.0)], 3.0);
+        for work in [f64::NAN, f64::INFINITY, f64::MAX] {
+            // What has no score comes after what has one.
+            assert_eq!(first(PAPER, [odd(work), odd(1.0)], 3.0), JobId(1), "{work}");
         }
+        assert_eq!(first(PAPER, [odd(0.0), odd(100.0)], 3.0), JobId(0));
     }
 }

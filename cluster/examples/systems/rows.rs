@@ -1,0 +1,124 @@
+//! The figures that systems of the field have to show here: what each is called, what it may be,
+//! and what was published. Used by the program and by the tests of the page that lists them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use cluster::report::Report;
+use cluster::sim::{Config, Simulation};
+use cluster::spec::ClusterSpec;
+use cluster::sweep::context;
+use cluster::trace::{self, Options, Trace};
+use policy::cluster::{Choice, Scheduler};
+
+#[path = "heterog.rs"]
+pub mod heterog;
+#[path = "mlfs.rs"]
+pub mod mlfs;
+
+/// What a figure may be.
+#[derive(Clone, Copy)]
+pub enum Limit {
+    /// It is printed, and nothing is asked of it.
+    Reported,
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+/// A figure that there is.
+pub struct Spec {
+    pub name: &'static str,
+    pub unit: &'static str,
+    pub limit: Limit,
+    /// What was published, of what.
+    pub published: &'static str,
+}
+
+/// A system: its rows and what computes them, in this order.
+pub struct System {
+    pub name: &'static str,
+    pub rows: &'static [Spec],
+    pub run: fn(&Path) -> Vec<f64>,
+}
+
+pub const SYSTEMS: &[System] = &[mlfs::SYSTEM, heterog::SYSTEM];
+
+pub fn data() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("data")
+}
+
+/// A trace of the folder of data, on this cluster.
+pub fn load(data: &Path, file: &str, cluster: &str, options: Options) -> (Trace, ClusterSpec) {
+    let spec: ClusterSpec = cluster.parse().expect("a cluster");
+    let options = Options {
+        gpu_types: spec.gpu_types.clone(),
+        ..options
+    };
+    let trace = trace::read(&data.join(file), None, &options).expect("a trace of the repository");
+    (trace, spec)
+}
+
+/// A run under policies by name.
+pub fn run(trace: &Trace, spec: &ClusterSpec, config: &Config, choice: &Choice) -> Report {
+    let scheduler = choice
+        .scheduler(&context(trace, spec, &[], config), config.seed)
+        .expect("policies that act");
+    run_with(trace, spec, config, scheduler)
+}
+
+/// A run under this scheduler.
+pub fn run_with(
+    trace: &Trace,
+    spec: &ClusterSpec,
+    config: &Config,
+    scheduler: Scheduler,
+) -> Report {
+    let simulation = Simulation::new(trace, spec.state(), scheduler, config.clone());
+    let outcome = simulation.and_then(|run| run.run(|_| {})).expect("the run");
+    Report::of(&outcome)
+}
+
+/// Decisions in rounds of so many seconds.
+pub fn rounds(round_s: f64) -> Config {
+    Config {
+        round_s: Some(round_s),
+        seed: 1,
+        ..Config::default()
+    }
+}
+
+impl Spec {
+    pub fn holds(&self, value: f64) -> bool {
+        match self.limit {
+            Limit::Reported => true,
+            Limit::AtMost(most) => value <= most,
+            Limit::AtLeast(least) => value >= least,
+        }
+    }
+
+    pub fn verdict(&self, value: f64) -> String {
+        let word = if self.holds(value) { "" } else { "NOT " };
+        match self.limit {
+            Limit::Reported => "-".to_owned(),
+            Limit::AtMost(most) => format!("{word}<= {most}"),
+            Limit::AtLeast(least) => format!("{word}>= {least}"),
+        }
+    }
+}
+
+impl System {
+    /// Its figures by name.
+    pub fn figures(&self, data: &Path) -> BTreeMap<&'static str, f64> {
+        let values = (self.run)(data);
+        assert_eq!(values.len(), self.rows.len(), "{}", self.name);
+        self.rows.iter().map(|row| row.name).zip(values).collect()
+    }
+}
+
+pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
+    let (mut sum, mut count) = (0.0, 0.0);
+    for value in values {
+        (sum, count) = (sum + value, count + 1.0);
+    }
+    sum / f64::max(count, 1.0)
+}
