@@ -748,6 +748,18 @@ pub enum SimulateCommand {
     Policies(Policies),
     /// What finish times would be worth under a reward curve, and with more or less slack in it
     WhatIf(Box<WhatIf>),
+    /// Where the layers of a model go on GPUs of several types, and what that gains
+    Plan(Plan),
+}
+
+#[derive(Debug, Args)]
+pub struct Plan {
+    /// The model and the GPUs, a TOML file: [link], [[gpu]] and [[group]]
+    #[arg(value_name = "FILE")]
+    pub model: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

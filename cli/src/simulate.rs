@@ -21,6 +21,7 @@ use crate::exit::Result;
 use crate::json::object;
 use crate::table::{Align, Table};
 
+mod plan;
 mod what_if;
 
 /// What is printed.
@@ -31,6 +32,7 @@ pub fn simulate(args: &Simulate) -> Result<String> {
     match &args.command {
         Some(SimulateCommand::Policies(args)) => Ok(policies(args)),
         Some(SimulateCommand::WhatIf(args)) => what_if::what_if(args),
+        Some(SimulateCommand::Plan(args)) => plan::plan(args),
         None => run_trace(&args.run),
     }
 }

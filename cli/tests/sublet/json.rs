@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::fixture::{Fixture, Outcome};
 
 /// The commands that take `--json`, with what each is given here besides.
-const COMMANDS: [(&str, &str); 22] = [
+const COMMANDS: [(&str, &str); 23] = [
     ("cluster jobs", ""),
     ("cluster log", ""),
     ("cluster status", ""),
@@ -29,6 +29,7 @@ const COMMANDS: [(&str, &str); 22] = [
     ("resume", "train"),
     ("set", "train --share 50%"),
     ("simulate", "--trace trace.csv --cluster 1xV100"),
+    ("simulate plan", "model.toml"),
     ("simulate policies", ""),
     (
         "simulate what-if",
@@ -112,6 +113,12 @@ fn every_command_that_takes_json_prints_one_object_with_its_schema() {
         "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n\
          1,1,0,10,resnet50,100,1\n",
     );
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
+    std::fs::copy(
+        format!("{examples}/plans/vgg16.toml"),
+        fixture.at("model.toml"),
+    )
+    .unwrap();
     let recordings = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/recordings");
     std::fs::copy(
         format!("{recordings}/infer_loop.slr"),
