@@ -1,0 +1,551 @@
+//! What of each published system runs here and where that is checked: the one list from which
+//! `docs/reference/systems.md` is written. A test holds every test and script named here to the
+//! tree.
+
+use std::fmt::Write as _;
+
+/// Where something is checked.
+pub enum Check {
+    /// A test: its file, from the root of the repository, and the name of its function.
+    Test(&'static str, &'static str),
+    /// A script and its arguments; it prints the figure, and fails where a limit is missed.
+    Script(&'static str),
+}
+
+/// One published system.
+pub struct System {
+    pub name: &'static str,
+    /// Its mechanism, by itself.
+    pub mechanism: &'static [Check],
+    /// A figure in virtual time.
+    pub simulator: &'static [Check],
+    /// On simulated devices with real processes, or in the live hook.
+    pub live: &'static [Check],
+    /// Which parameters were fitted, to what, and what comes out without; empty: none.
+    pub fitted: &'static str,
+    /// What is not done.
+    pub missing: &'static str,
+}
+
+use Check::{Script, Test};
+
+const LIVE: Check = Test(
+    "cluster/tests/live_policies.rs",
+    "every_cluster_policy_acts_live_or_is_refused_with_its_reason",
+);
+const EVERY: Check = Test(
+    "cluster/tests/simulate.rs",
+    "every_job_ends_under_every_policy",
+);
+const PACKS: Check = Test(
+    "cluster/tests/simulate.rs",
+    "every_packer_packs_where_pairs_pay",
+);
+const TRIAL_LIVE: Check = Test(
+    "cluster/src/live/hook/tests/jobs.rs",
+    "a_good_pair_stays_and_a_bad_one_is_split_within_two_windows_and_remembered",
+);
+const ORDERS: Check = Script("scripts/sim/calibrate --only orders");
+const PACKERS: Check = Script("scripts/sim/packers");
+const SIZERS: Check = Script("scripts/sim/calibrate --only sizers");
+const GOODPUT: Check = Script("scripts/sim/calibrate --only goodput");
+const ROWS: Check = Script("scripts/bench/rows");
+const POLICIES: Check = Script("scripts/bench/policies");
+
+pub const SYSTEMS: &[System] = &[
+    System {
+        name: "Survey (2205.11913)",
+        mechanism: &[Test(
+            "policy/src/cluster/catalogue.rs",
+            "every_policy_has_tags_of_both_axes_and_a_name_of_its_own",
+        )],
+        simulator: &[],
+        live: &[],
+        fitted: "",
+        missing: "nothing: its axes are the tags of every policy",
+    },
+    System {
+        name: "Philly (ATC'19)",
+        mechanism: &[Test(
+            "cluster/tests/simulate.rs",
+            "mistakes_in_traces_are_reported_with_line_and_column",
+        )],
+        simulator: &[ORDERS],
+        live: &[LIVE],
+        fitted: "",
+        missing: "figures of its own trace, which is not part of the repository",
+    },
+    System {
+        name: "MLaaS / PAI (NSDI'22)",
+        mechanism: &[Test(
+            "cluster/tests/simulate.rs",
+            "openb_pods_ask_for_parts_of_gpus_and_have_a_class",
+        )],
+        simulator: &[],
+        live: &[],
+        fitted: "",
+        missing: "more than two pods on a GPU; fragmentation at 90 % load",
+    },
+    System {
+        name: "Gandiva (OSDI'18)",
+        mechanism: &[Test(
+            "policy/src/cluster/packer/trial.rs",
+            "a_bad_pair_is_refused_and_remembered_in_both_directions",
+        )],
+        simulator: &[Script("scripts/sim/calibrate --only packers"), PACKERS],
+        live: &[TRIAL_LIVE, Script("scripts/demo --cluster")],
+        fitted: "",
+        missing: "migration for affinity; growing into idle GPUs",
+    },
+    System {
+        name: "Optimus (EuroSys'18)",
+        mechanism: &[Test(
+            "policy/src/cluster/convergence.rs",
+            "the_first_epochs_tell_the_rest",
+        )],
+        simulator: &[SIZERS],
+        live: &[LIVE],
+        fitted: "",
+        missing: "its fit of speeds; losses of live jobs",
+    },
+    System {
+        name: "Tiresias (NSDI'19)",
+        mechanism: &[Test(
+            "policy/src/cluster/order/attained.rs",
+            "the_index_of_two_points_is_the_hand_calculated_one",
+        )],
+        simulator: &[ORDERS],
+        live: &[LIVE],
+        fitted: "thresholds: 57,600 GPU-s is the default after the reference runs; with its own 3,250 \
+                 the gain over FIFO is 1.2x in place of 2.7x (`2d-las:at=3250`, same script)",
+        missing: "`gittins` live: nobody keeps the service of past jobs",
+    },
+    System {
+        name: "DL2 (TPDS'21)",
+        mechanism: &[],
+        simulator: &[],
+        live: &[],
+        fitted: "",
+        missing: "all of it",
+    },
+    System {
+        name: "Gandiva-fair (EuroSys'20)",
+        mechanism: &[
+            Test("policy/tests/stride.rs", "busy_tenants_get_their_weights"),
+            Test(
+                "policy/src/cluster/fair/trade.rs",
+                "nobody_is_worse_off_and_nothing_is_lost",
+            ),
+        ],
+        simulator: &[
+            ROWS,
+            Test(
+                "policy/src/cluster/round_allocator/trades.rs",
+                "nobody_gets_on_slower_than_without_trades",
+            ),
+        ],
+        live: &[
+            Test(
+                "tests/suite/shares.rs",
+                "busy_jobs_get_the_shares_they_asked_for",
+            ),
+            POLICIES,
+        ],
+        fitted: "",
+        missing: "`trades` live: nodes report no speeds by type of GPU",
+    },
+    System {
+        name: "Themis (NSDI'20)",
+        mechanism: &[EVERY],
+        simulator: &[ORDERS],
+        live: &[LIVE],
+        fitted: "",
+        missing: "its auction; greatest rho of 10 or less",
+    },
+    System {
+        name: "Salus (MLSys'20)",
+        mechanism: &[
+            Test(
+                "policy/tests/partitions.rs",
+                "partitions_never_need_more_than_they_have",
+            ),
+            Test(
+                "policy/src/slices/salus.rs",
+                "a_holder_that_submits_ahead_goes_when_it_has_begun_another_iteration",
+            ),
+        ],
+        simulator: &[ROWS],
+        live: &[
+            Test(
+                "tests/suite/node_policies.rs",
+                "srtf_ends_the_shortest_first",
+            ),
+            POLICIES,
+        ],
+        fitted: "",
+        missing: "figures on a GPU",
+    },
+    System {
+        name: "Gavel (OSDI'20)",
+        mechanism: &[Test(
+            "policy/src/cluster/fair/gavel.rs",
+            "three_jobs_on_two_types_as_solved_by_hand",
+        )],
+        simulator: &[
+            Script("scripts/sim/calibrate --only packers"),
+            Test(
+                "policy/src/cluster/round_allocator/gavel.rs",
+                "rounds_give_what_the_program_says",
+            ),
+        ],
+        live: &[Test(
+            "cluster/tests/live_policies.rs",
+            "packers_that_go_by_measured_pairs_are_refused_where_none_was_measured",
+        )],
+        fitted: "",
+        missing: "its three round allocators live; completion of unknown pairs by factorisation",
+    },
+    System {
+        name: "PipeSwitch (OSDI'20)",
+        mechanism: &[Test(
+            "tests/suite/residency/early.rs",
+            "computation_begins_when_its_own_group_is_in",
+        )],
+        simulator: &[],
+        live: &[Script("scripts/bench/switch")],
+        fitted: "",
+        missing: "figures on a GPU; groups by first touch without a mark of the program",
+    },
+    System {
+        name: "HiveD (OSDI'20)",
+        mechanism: &[Test(
+            "policy/src/cluster/admission/cells.rs",
+            "whatever_others_do_a_tenant_gets_what_its_private_cluster_would_give",
+        )],
+        simulator: &[Test(
+            "cluster/tests/simulate.rs",
+            "who_stays_within_its_cells_never_waits",
+        )],
+        live: &[LIVE],
+        fitted: "",
+        missing: "quarter cells outside the library",
+    },
+    System {
+        name: "AntMan (OSDI'20)",
+        mechanism: &[
+            Test(
+                "policy/tests/guard.rs",
+                "kernels_that_are_felt_are_cut_back",
+            ),
+            PACKS,
+        ],
+        simulator: &[PACKERS],
+        live: &[
+            Test(
+                "tests/suite/node_policies.rs",
+                "antman_gives_opportunistic_jobs_the_pauses_until_they_do_harm",
+            ),
+            Script("scripts/bench/protect"),
+        ],
+        fitted: "",
+        missing: "its memory coordinator: quotas shrink on request, not by themselves",
+    },
+    System {
+        name: "MLFS (CoNEXT'20)",
+        mechanism: &[Test(
+            "policy/src/cluster/order/mlf.rs",
+            "each_score_alone_puts_first_what_it_is_for",
+        )],
+        simulator: &[Script("scripts/sim/systems --only mlfs")],
+        live: &[LIVE],
+        fitted: "no weight; the form (units, which deadlines count) was chosen with the traces of the \
+                 check in view at load 1.5; rows `load_1` and `load_2` were not looked at: completion \
+                 1.009x and 1.017x of SRTF there in place of 0.988x",
+        missing: "its learned part; losses of live jobs; it stops jobs, which nothing here does",
+    },
+    System {
+        name: "HeteroG (CoNEXT'20)",
+        mechanism: &[Test(
+            "policy/src/cluster/planner.rs",
+            "no_plan_is_better_than_the_one_that_is_found",
+        )],
+        simulator: &[Script("scripts/sim/systems --only heterog")],
+        live: &[Test("cli/src/simulate/plan.rs", "the_example_is_planned")],
+        fitted: "",
+        missing: "graphs that are no chain, memory of the GPUs, overlap, order of execution; a runtime \
+                  that shares GPUs cannot split a program's layers",
+    },
+    System {
+        name: "Elan (ICDCS'20)",
+        mechanism: &[Test(
+            "cluster/src/live/hook/tests/jobs.rs",
+            "an_elastic_job_is_asked_to_save_and_goes_on_in_its_new_size",
+        )],
+        simulator: &[],
+        live: &[Test(
+            "tests/suite/resize.rs",
+            "a_job_saves_at_the_end_of_an_iteration_and_goes_on_without_losing_a_step",
+        )],
+        fitted: "",
+        missing: "replication to the newcomer without a file; its time and overhead",
+    },
+    System {
+        name: "AFS (NSDI'21)",
+        mechanism: &[EVERY],
+        simulator: &[SIZERS],
+        live: &[LIVE],
+        fitted: "",
+        missing: "nothing known",
+    },
+    System {
+        name: "Pollux (OSDI'21)",
+        mechanism: &[
+            Test(
+                "policy/src/cluster/goodput.rs",
+                "ten_points_tell_the_rest_within_a_tenth",
+            ),
+            Test(
+                "policy/src/cluster/sizer/pollux.rs",
+                "a_division_is_as_good_as_the_best_of_all",
+            ),
+        ],
+        simulator: &[GOODPUT],
+        live: &[LIVE],
+        fitted: "",
+        missing: "live: jobs report no gradient noise, so it is refused; genetic search at scale",
+    },
+    System {
+        name: "Chronus (SoCC'21)",
+        mechanism: &[Test(
+            "policy/src/cluster/admission/leases.rs",
+            "a_promise_is_booked_at_the_latest_time_that_meets_it",
+        )],
+        simulator: &[Script("scripts/sim/calibrate --only leases")],
+        live: &[LIVE],
+        fitted: "",
+        missing: "its integer program and its local search of places",
+    },
+    System {
+        name: "Synergy (OSDI'22)",
+        mechanism: &[Test(
+            "policy/src/cluster/fair/synergy.rs",
+            "cores_are_given_where_they_make_a_difference",
+        )],
+        simulator: &[Test(
+            "cluster/tests/simulate.rs",
+            "cores_and_memory_by_need_finish_jobs_earlier_than_in_proportion",
+        )],
+        live: &[LIVE],
+        fitted: "",
+        missing: "live: nodes report no sensitivity, so it is refused; Opt's two programs",
+    },
+    System {
+        name: "Lucid (ASPLOS'23)",
+        mechanism: &[Test(
+            "policy/src/cluster/packer/tree.rs",
+            "pairs_it_accepts_are_good_ones_also_of_jobs_it_never_saw",
+        )],
+        simulator: &[PACKERS],
+        live: &[
+            LIVE,
+            Test(
+                "cluster/src/live/hook/tests/place.rs",
+                "pairs_of_metered_kinds_teach_a_packer_for_other_engines_too",
+            ),
+        ],
+        fitted: "",
+        missing: "its own figures: no public table may be shipped",
+    },
+    System {
+        name: "ElasticFlow (ASPLOS'23)",
+        mechanism: &[EVERY],
+        simulator: &[SIZERS],
+        live: &[LIVE],
+        fitted: "",
+        missing: "nothing known",
+    },
+    System {
+        name: "Sia (SOSP'23)",
+        mechanism: &[Test(
+            "policy/src/cluster/sizer/sia.rs",
+            "six_jobs_are_divided_as_well_as_by_trying_everything",
+        )],
+        simulator: &[Test(
+            "policy/src/cluster/sizer/sia.rs",
+            "who_gains_most_from_the_fast_type_gets_it",
+        )],
+        live: &[LIVE],
+        fitted: "",
+        missing: "live: refused; three types against Pollux; its time at 64 GPUs",
+    },
+    System {
+        name: "DRF (NSDI'11)",
+        mechanism: &[
+            Test("policy/src/cluster/fair/drf.rs", "the_example_of_the_paper"),
+            Test(
+                "policy/src/cluster/fair/drf.rs",
+                "nobody_is_below_an_equal_part_by_more_than_a_task_and_lying_does_not_pay",
+            ),
+        ],
+        simulator: &[EVERY],
+        live: &[LIVE],
+        fitted: "",
+        missing: "the order does not call the checked function",
+    },
+    System {
+        name: "MIT SLA thesis (2012)",
+        mechanism: &[Test("cluster/src/reward.rs", "a_curve_has_falling_steps")],
+        simulator: &[Test(
+            "cli/src/simulate.rs",
+            "another_agreement_is_reported_by_slack",
+        )],
+        live: &[],
+        fitted: "",
+        missing: "rewards in the live hook",
+    },
+    System {
+        name: "Apollo (OSDI'14)",
+        mechanism: &[Test(
+            "policy/src/cluster/wait.rs",
+            "starts_are_as_estimated_and_earlier_than_by_load",
+        )],
+        simulator: &[EVERY],
+        live: &[Test(
+            "cluster/src/live/adapt.rs",
+            "a_placer_that_weighs_waits_is_shown_busy_gpus_too",
+        )],
+        fitted: "",
+        missing: "estimates against real starts, live",
+    },
+    System {
+        name: "HUG (NSDI'16)",
+        mechanism: &[Test(
+            "policy/src/cluster/fair/hug.rs",
+            "the_figure_of_the_paper",
+        )],
+        simulator: &[EVERY],
+        live: &[LIVE],
+        fitted: "",
+        missing: "nothing known",
+    },
+    System {
+        name: "Carbyne (OSDI'16)",
+        mechanism: &[Test(
+            "policy/src/cluster/fair/carbyne.rs",
+            "nobody_is_later_than_fair_and_the_mean_is_lower",
+        )],
+        simulator: &[ROWS],
+        live: &[LIVE, POLICIES],
+        fitted: "",
+        missing: "its rule for what is left over, in the cluster order",
+    },
+    System {
+        name: "Karuna (SIGCOMM'16)",
+        mechanism: &[Test(
+            "policy/src/slices/deadline.rs",
+            "a_job_with_more_work_than_it_said_is_not_left_behind",
+        )],
+        simulator: &[ROWS],
+        live: &[
+            Test(
+                "tests/suite/node_policies.rs",
+                "a_deadline_gets_what_it_needs_and_the_others_the_rest",
+            ),
+            POLICIES,
+        ],
+        fitted: "",
+        missing: "its published mix: 6.3 % of the deadlines missed, where the aim is 5.8 %",
+    },
+    System {
+        name: "Swayam (Middleware'17)",
+        mechanism: &[],
+        simulator: &[],
+        live: &[],
+        fitted: "",
+        missing: "all of it",
+    },
+];
+
+impl Check {
+    fn words(&self) -> String {
+        match self {
+            Self::Test(file, name) => format!("`{name}` in `{file}`"),
+            Self::Script(line) => format!("`{line}`"),
+        }
+    }
+}
+
+/// Columns of a line.
+const COLUMNS: usize = 100;
+
+/// Text in lines, the first behind `first`, the others under it.
+fn wrap(out: &mut String, first: &str, text: &str) {
+    let under = " ".repeat(first.len() - first.trim_start().len() + 2);
+    let mut line = first.to_owned();
+    // What stands in marks of code is one word: a link or a name is not broken.
+    let mut words: Vec<String> = Vec::new();
+    for (at, part) in text.split('`').enumerate() {
+        if at % 2 == 1 {
+            let code = format!("`{part}`");
+            match words.last_mut() {
+                Some(last) if !last.is_empty() && !last.ends_with(' ') => last.push_str(&code),
+                _ => words.push(code),
+            }
+            continue;
+        }
+        for (index, word) in part.split(' ').enumerate() {
+            match words.last_mut() {
+                // Goes on right behind the code.
+                Some(last) if index == 0 && at > 0 => last.push_str(word),
+                _ => words.push(word.to_owned()),
+            }
+        }
+    }
+    for word in words.iter().filter(|word| !word.is_empty()) {
+        if line.len() + 1 + word.len() > COLUMNS && line.trim() != "-" {
+            let _ = writeln!(out, "{line}");
+            line = format!("{under}{word}");
+        } else {
+            line = format!("{line} {word}");
+        }
+    }
+    let _ = writeln!(out, "{line}");
+}
+
+/// The page.
+pub fn page() -> String {
+    let mut out = String::from("# Systems: what runs here, and where it is checked\n\n");
+    for text in [
+        "This page has an entry for each published system: the tests of its mechanism, what gives its \
+         figure in virtual time, what runs it on simulated devices with real processes or in the live \
+         hook, which parameters were fitted, and what is not done. The figures stand in \
+         [policies.md](policies.md), [slice-policies.md](slice-policies.md), \
+         [simulation.md](../explanation/simulation.md) and [performance.md](performance.md).",
+        "`scripts/systems-doc` writes it from `policy/examples/systems_doc/systems.rs`; a test holds \
+         every test and script named to the tree.",
+    ] {
+        let mut lines = String::new();
+        wrap(&mut lines, "", text);
+        let lines = lines.trim_start().lines().map(str::trim_start);
+        let _ = writeln!(out, "{}\n", lines.collect::<Vec<_>>().join("\n"));
+    }
+    let cell = |checks: &[Check]| match checks {
+        [] => "nothing".to_owned(),
+        checks => checks
+            .iter()
+            .map(Check::words)
+            .collect::<Vec<_>>()
+            .join("; "),
+    };
+    for system in SYSTEMS {
+        let _ = writeln!(out, "- **{}**", system.name);
+        wrap(&mut out, "  - mechanism:", &cell(system.mechanism));
+        wrap(&mut out, "  - simulator:", &cell(system.simulator));
+        wrap(&mut out, "  - live or node:", &cell(system.live));
+        if !system.fitted.is_empty() {
+            wrap(&mut out, "  - fitted:", system.fitted);
+        }
+        wrap(&mut out, "  - not done:", system.missing);
+    }
+    out
+}
