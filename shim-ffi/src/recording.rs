@@ -150,8 +150,9 @@ pub enum Quality {
     Queued = 0,
     /// The stream was idle: the launch's way to the device was taken off by the host's clock.
     Idle = 1,
-    /// Another stream had work at the same time: it is at most so long.
-    Shared = 2,
+    /// Another stream had work at the same time, or the host stood still at the launch: it is at
+    /// most so long.
+    Bound = 2,
 }
 
 /// Flags of a record.

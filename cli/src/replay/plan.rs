@@ -206,6 +206,8 @@ fn wrong(at: usize, what: impl Into<String>) -> PlanError {
 /// What was measured: of launches by their order, and by what they are where they were not.
 struct Lengths {
     of_order: HashMap<u64, u64>,
+    /// Those that took so long at most.
+    most: HashMap<u64, u64>,
     of_kernel: HashMap<(u32, u32), u64>,
     usual: u64,
 }
@@ -237,14 +239,14 @@ impl Lengths {
                 best.map(|ns| (what, ns))
             })
             .collect();
-        let of_order = all
+        let (of_order, most): (Vec<_>, Vec<_>) = all
             .into_iter()
-            .filter(|(_, (_, quality))| *quality < Quality::Shared as u8)
-            .map(|(order, (ns, _))| (order, ns))
-            .collect();
+            .partition(|(_, (_, quality))| *quality < Quality::Bound as u8);
+        let without_quality = |(order, (ns, _))| (order, ns);
         let usual = median(of_kernel.values().copied().collect()).unwrap_or(0);
         Self {
-            of_order,
+            of_order: of_order.into_iter().map(without_quality).collect(),
+            most: most.into_iter().map(without_quality).collect(),
             of_kernel,
             usual,
         }
@@ -256,7 +258,9 @@ impl Lengths {
             Some(ns) => (*ns, true),
             None => {
                 let alike = what(record).and_then(|what| self.of_kernel.get(&what));
-                (alike.copied().unwrap_or(self.usual), false)
+                let usual = alike.copied().unwrap_or(self.usual);
+                let most = self.most.get(&record.order).copied().unwrap_or(LONGEST_NS);
+                (usual.min(most), false)
             }
         }
     }
@@ -733,4 +737,42 @@ fn uses_stream(kind: Kind) -> bool {
             | Kind::Take
             | Kind::Give
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launch_takes_what_was_measured_or_what_its_likes_take_within_its_bound() {
+        let record = |kind, order, object, a, b, sub| Record {
+            order,
+            object,
+            a,
+            b,
+            sub,
+            ..Record::of(kind)
+        };
+        let launch = |order| record(Kind::Launch, order, 7, 0, 0, 0);
+        let measured =
+            |order, ns, quality: Quality| record(Kind::Measured, 0, 0, order, ns, quality as u8);
+        let launches: Vec<Record> = (1..=5).map(launch).collect();
+        let all = [
+            measured(1, 100, Quality::Queued),
+            measured(2, 102, Quality::Idle),
+            // The host stood still.
+            measured(3, 24_000, Quality::Bound),
+            measured(4, 40, Quality::Bound),
+        ];
+        let lengths = Lengths::of(&[launches.as_slice(), &all].concat());
+        let of: Vec<_> = launches.iter().map(|one| lengths.length(one)).collect();
+        let wanted = [
+            (100, true),
+            (102, true),
+            (100, false),
+            (40, false),
+            (100, false),
+        ];
+        assert_eq!(of, wanted);
+    }
 }

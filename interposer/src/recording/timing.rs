@@ -3,8 +3,10 @@
 //! Where work was queued in the stream before the launch, the two events are reached when that work
 //! and the launch end, and the time between them is the launch's. In an idle stream the first is
 //! reached at once, and the launch gets there later by what the host took from one call to the
-//! other; that is taken off. Nothing waits for the events: they are looked at when the program has
-//! waited for the device, or when there are no more of them.
+//! other; that is taken off. Where the host stood still on the way, by a part of the launch's length
+//! that counts, nobody knows when the launch got there: then the time is the longest that it can
+//! have taken. Nothing waits for the events: they are looked at when the program has waited for the
+//! device, or when there are no more of them.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -20,6 +22,11 @@ use crate::ground::process;
 
 /// Launches in flight that are measured; others are taken to be as long as their likes.
 const PAIRS: usize = 512;
+
+/// What may be unknown of a launch's length: a fiftieth of it, and this at least. An undisturbed
+/// host takes less for the calls around a launch.
+const UNKNOWN_NS: u64 = 20_000;
+const UNKNOWN_PART: u64 = 50;
 
 const FREE: u32 = 0;
 /// A thread is at it.
@@ -40,6 +47,10 @@ struct Pair {
     order: Cell<u64>,
     /// What the host took from the first event to the launch, where the stream was idle.
     on_the_way_ns: Cell<u64>,
+    /// What recording the first event took: it may have been reached so much later than is thought.
+    recording_ns: Cell<u64>,
+    /// The launch may have got to the device so much later than is taken off.
+    late_ns: Cell<u64>,
     queued: Cell<bool>,
     /// Read by other threads, too: the stream of the launch.
     stream: AtomicUsize,
@@ -59,6 +70,8 @@ static ALL: [Pair; PAIRS] = [const {
         last: Cell::new(0),
         order: Cell::new(0),
         on_the_way_ns: Cell::new(0),
+        recording_ns: Cell::new(0),
+        late_ns: Cell::new(0),
         queued: Cell::new(false),
         stream: AtomicUsize::new(0),
         shared: AtomicBool::new(false),
@@ -70,6 +83,8 @@ static HINT: AtomicUsize = AtomicUsize::new(0);
 /// A launch that is being measured.
 pub(super) struct Timed {
     pair: &'static Pair,
+    /// When the first event was recorded: not before the one, not after the other.
+    recording_ns: u64,
     recorded_ns: u64,
     queued: bool,
     shared: bool,
@@ -186,32 +201,44 @@ pub(super) fn before(stream: usize) -> Option<Timed> {
         }
     };
     let shared = is_shared(stream);
-    let recorded_ns = now_ns();
+    let recording_ns = now_ns();
     let stream = CUstream(std::ptr::without_provenance_mut(stream));
     let first = event(pair.first.get());
     // SAFETY: an event of our own, made in the current context, and the stream that the program
     // launches into.
-    let queued = unsafe {
-        if !real::cuEventRecord(first, stream).is_ok() {
-            give(pair);
-            return None;
-        }
-        real::cuEventQuery(first) == CUresult::CUDA_ERROR_NOT_READY
-    };
+    let recorded = unsafe { real::cuEventRecord(first, stream) }.is_ok();
+    if !recorded {
+        give(pair);
+        return None;
+    }
+    let recorded_ns = now_ns();
+    // SAFETY: as above.
+    let queued = unsafe { real::cuEventQuery(first) } == CUresult::CUDA_ERROR_NOT_READY;
     Some(Timed {
         pair,
+        recording_ns,
         recorded_ns,
         queued,
         shared,
     })
 }
 
-/// After the launch of that order, which was called at `called_ns`.
-pub(super) fn after(timed: Timed, stream: usize, called_ns: u64, order: u64, launched: bool) {
+/// After the launch of that order, which was called at `called_ns` and returned at `ended_ns`.
+pub(super) fn after(
+    timed: Timed,
+    stream: usize,
+    (called_ns, ended_ns): (u64, u64),
+    order: u64,
+    launched: bool,
+) {
     let pair = timed.pair;
     pair.stream.store(stream, Ordering::Relaxed);
     pair.shared.store(timed.shared, Ordering::Relaxed);
     let stream = CUstream(std::ptr::without_provenance_mut(stream));
+    // Work that is not over yet was there when the launch came.
+    // SAFETY: an event of our own, made in the current context.
+    let was_queued = timed.queued
+        && unsafe { real::cuEventQuery(event(pair.first.get())) } == CUresult::CUDA_ERROR_NOT_READY;
     // SAFETY: as in `before`.
     let measured =
         launched && unsafe { real::cuEventRecord(event(pair.last.get()), stream) }.is_ok();
@@ -221,10 +248,18 @@ pub(super) fn after(timed: Timed, stream: usize, called_ns: u64, order: u64, lau
     }
     pair.order.set(order);
     pair.queued.set(timed.queued);
-    pair.on_the_way_ns.set(match timed.queued {
-        true => 0,
-        false => called_ns.saturating_sub(timed.recorded_ns),
-    });
+    let (on_the_way_ns, recording_ns, late_ns) = match timed.queued {
+        true if was_queued => (0, 0, 0),
+        true => (0, 0, ended_ns.saturating_sub(timed.recorded_ns)),
+        false => (
+            called_ns.saturating_sub(timed.recording_ns),
+            timed.recorded_ns.saturating_sub(timed.recording_ns),
+            ended_ns.saturating_sub(called_ns),
+        ),
+    };
+    pair.on_the_way_ns.set(on_the_way_ns);
+    pair.recording_ns.set(recording_ns);
+    pair.late_ns.set(late_ns);
     // SYNC(pair): see `is_taken`.
     pair.state.store(PENDING, Ordering::Release);
 }
@@ -264,19 +299,30 @@ pub(super) fn harvest() {
         }
         let (order, queued) = (pair.order.get(), pair.queued.get());
         let on_the_way_ns = pair.on_the_way_ns.get();
+        let (recording_ns, late_ns) = (pair.recording_ns.get(), pair.late_ns.get());
         let shared = pair.shared.load(Ordering::Relaxed);
         give(pair);
         if asked.is_ok() {
             // CAST: a time that is not negative; rounded to nanoseconds.
             let ns = (f64::from(ms) * 1e6).max(0.0) as u64;
-            let quality = match (shared, queued) {
-                (true, _) => Quality::Shared,
-                (false, true) => Quality::Queued,
-                (false, false) => Quality::Idle,
-            };
             let ns = ns.saturating_sub(on_the_way_ns);
+            let quality = quality(ns, recording_ns.saturating_add(late_ns), shared, queued);
+            let ns = match quality {
+                Quality::Bound => ns.saturating_add(recording_ns),
+                Quality::Queued | Quality::Idle => ns,
+            };
             note(Kind::Measured, 0, line([order, ns, quality as u64]));
         }
+    }
+}
+
+/// What a measured length is worth, of which so much is not known.
+fn quality(ns: u64, unknown_ns: u64, shared: bool, queued: bool) -> Quality {
+    let is_known = unknown_ns <= UNKNOWN_NS.max(ns / UNKNOWN_PART);
+    match (is_known && !shared, queued) {
+        (false, _) => Quality::Bound,
+        (true, true) => Quality::Queued,
+        (true, false) => Quality::Idle,
     }
 }
 
@@ -288,5 +334,30 @@ pub(super) fn forget() {
             pair.context.set(0);
             give(pair);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_of_which_much_is_unknown_is_a_bound() {
+        const MS: u64 = 1_000_000;
+        let of = |ns, unknown_ns| quality(ns, unknown_ns, false, false) as u64;
+        assert_eq!(of(MS / 10, 3_000), Quality::Idle as u64);
+        assert_eq!(
+            of(3 * MS, 2 * MS),
+            Quality::Bound as u64,
+            "the host stood still"
+        );
+        assert_eq!(
+            of(100 * MS, 2 * MS),
+            Quality::Idle as u64,
+            "a fiftieth of it"
+        );
+        let queued = |shared| quality(MS, 0, shared, true) as u64;
+        assert_eq!(queued(false), Quality::Queued as u64);
+        assert_eq!(queued(true), Quality::Bound as u64);
     }
 }
