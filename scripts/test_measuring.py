@@ -218,6 +218,13 @@ class RealPrograms(unittest.TestCase):
         changed, unstable = programs.compare({"bare": run("failed"), "quota": run("hung")})
         self.assertEqual(([line["governed"] for line in changed], unstable), (["hung"], []))
 
+    def test_a_race_explains_the_test_that_has_it_and_no_other(self):
+        programs = loaded("real_programs", "scripts/real-programs")
+        (program, racing), = programs.RACES
+        lines = [{"test": racing}, {"test": "other"}]
+        self.assertEqual(programs.by_race(program, lines), ([{"test": "other"}], {racing}))
+        self.assertEqual(programs.by_race("pycuda", lines), (lines, set()))
+
     def test_without_a_limit_no_size_explains_anything(self):
         self.assertEqual(self.of_the_size([("no limit", "skipped")], "skipped"), set())
 
