@@ -97,8 +97,9 @@ fn arbiters_come_and_go_and_a_program_has_as_many_descriptors_as_before() {
         arbiter = sandbox.arbiter();
         at_work(&sandbox);
     }
-    let after = descriptors(&spin);
-    println!("now: {before} descriptors, {after} after four restarts of the arbiter");
-    assert_eq!(after, before);
+    // On a loaded host it may be about to connect once more.
+    wait_until("it has as many as before", || {
+        (descriptors(&spin) == before).then_some(())
+    });
     drop(arbiter);
 }
