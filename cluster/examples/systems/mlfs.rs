@@ -5,7 +5,7 @@
 //!
 //! *What was fitted.* The weights are the paper's as we remember them. The form (units of time, the
 //! score for each GPU, which deadlines count) was chosen with these traces in view, at this load;
-//! `load_1` and `load_2` repeat the comparison at loads that were not looked at before.
+//! `load_1` and `load_2` repeat the comparison at loads by which the form was not chosen.
 //!
 //! *Against the paper.* Its figures are against schedulers that do not know how long a job takes.
 //! SRTF does, and is the harder one to beat in mean completion.

@@ -3,10 +3,10 @@
 //! Where work was queued in the stream before the launch, the two events are reached when that work
 //! and the launch end, and the time between them is the launch's. In an idle stream the first is
 //! reached at once, and the launch gets there later by what the host took from one call to the
-//! other; that is taken off. Where the host stood still on the way, by a part of the launch's length
-//! that counts, nobody knows when the launch got there: then the time is the longest that it can
-//! have taken. Nothing waits for the events: they are looked at when the program has waited for the
-//! device, or when there are no more of them.
+//! other; that is taken off. Where the host stood still on the way, by a part of the launch's
+//! length that counts, nobody knows when the launch got there: then the time is the longest that it
+//! can have taken. Nothing waits for the events: they are looked at when the program has waited for
+//! the device, or when there are no more of them.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};

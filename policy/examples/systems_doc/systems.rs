@@ -259,7 +259,7 @@ pub const SYSTEMS: &[System] = &[
         simulator: &[Script("scripts/sim/systems --only mlfs")],
         live: &[LIVE],
         fitted: "no weight; the form (units, which deadlines count) was chosen with the traces of the \
-                 check in view at load 1.5; rows `load_1` and `load_2` were not looked at: completion \
+                 check in view at load 1.5; rows `load_1` and `load_2` did not choose it: completion \
                  1.009x and 1.017x of SRTF there in place of 0.988x",
         missing: "its learned part; losses of live jobs; it stops jobs, which nothing here does",
     },
