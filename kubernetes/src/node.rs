@@ -18,6 +18,8 @@ use crate::records::{Job, Share};
 const ANSWER: Duration = Duration::from_secs(10);
 /// One GiB: the unit of the device plugin, and the step of a claim.
 pub const GIB: u64 = 1 << 30;
+/// Where the preload library finds itself in every container with a device of sublet's.
+const LIBRARY: &str = "/opt/sublet/libsublet.so";
 /// Longest name of a device in a pool.
 const LABEL: usize = 63;
 
@@ -232,7 +234,12 @@ impl Node {
             container_path: "/etc/ld.so.preload".into(),
             ..mount(&self.preload)
         };
-        let mut mounts = vec![mount(&self.library), mount(&containers), preload];
+        // By this file a program that has lost its environment knows that its container has limits.
+        let known = Mount {
+            container_path: LIBRARY.into(),
+            ..mount(&self.library)
+        };
+        let mut mounts = vec![mount(&self.library), known, mount(&containers), preload];
         if let Some(simulated) = &self.simulated {
             env.push(format!("SUBLET_DRIVER={}", self.driver.display()));
             env.push(format!("LD_LIBRARY_PATH={}", simulated.libraries.display()));

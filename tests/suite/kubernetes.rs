@@ -142,7 +142,9 @@ impl Node {
                 command.env("LD_PRELOAD", library.trim());
                 continue;
             }
-            assert_eq!(mount["hostPath"], mount["containerPath"]);
+            if mount["containerPath"] != "/opt/sublet/libsublet.so" {
+                assert_eq!(mount["hostPath"], mount["containerPath"]);
+            }
         }
         let mut run = ProgramRun::start(&mut command);
         assert_eq!(run.ask("init"), "0", "cuInit in the container of {id}");

@@ -22,9 +22,10 @@ use crate::ground::environment::variable;
 /// Where the arbiter of the host is for containers, unless SUBLET_SOCKET says otherwise.
 pub(super) const SOCKET: &str = "/run/sublet/containers/channel.sock";
 
-/// The arbiter's other socket, which no container is shown.
-const CONTROL: &str = "/run/sublet/control.sock";
-/// Where `sublet cdi generate` has this library mounted: with it came the variables.
+/// Files of the arbiter that no container is shown. The second one outlives it.
+const OF_HOST: [&str; 2] = ["/run/sublet/control.sock", "/run/sublet/arbiter.lock"];
+/// Where `sublet cdi generate` and `sublet kubernetes` have this library mounted: with it came the
+/// variables.
 const LIBRARY: &str = "/opt/sublet/libsublet.so";
 /// Bytes of the first process's environment; one that is larger counts as one that cannot be read.
 const MOST_BYTES: u64 = 1 << 20;
@@ -99,6 +100,15 @@ impl Asked {
     }
 }
 
+/// The environment of the first process of this one's container, where that has a job's token and
+/// this one has lost it.
+pub(super) fn first_with_token() -> Option<Vec<u8>> {
+    if variable(CONTAINER).is_some() || !is_in_container() {
+        return None;
+    }
+    first_process().filter(|first| of(first, b"SUBLET_TOKEN").is_some())
+}
+
 /// What this process asks for; `None`: it does not say that it is a job.
 pub(super) fn asked() -> Option<Asked> {
     let own = |name: &str| Some(variable(&CString::new(name).ok()?)?.to_vec());
@@ -110,11 +120,11 @@ pub(super) fn asked() -> Option<Asked> {
     })
 }
 
-/// Only containers see one of the arbiter's sockets and not the other. One in a folder that this
-/// user may not look into is there as well.
+/// Only containers see one of the arbiter's sockets and nothing else of its files. One in a folder
+/// that this user may not look into is there as well.
 fn is_in_container() -> bool {
     let is_there = |path: &str| !matches!(Path::new(path).try_exists(), Ok(false));
-    is_there(SOCKET) && !is_there(CONTROL)
+    is_there(SOCKET) && !OF_HOST.into_iter().any(is_there)
 }
 
 /// The container of a process that does not say itself that it is in one.
@@ -135,7 +145,7 @@ fn first_process() -> Option<Vec<u8>> {
 }
 
 /// A variable of an environment as the kernel shows it. An empty one counts as unset.
-fn of<'a>(environment: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+pub(super) fn of<'a>(environment: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let mut all = environment.split(|byte| *byte == 0);
     let value = all.find_map(|one| one.strip_prefix(name)?.strip_prefix(b"="))?;
     (!value.is_empty()).then_some(value)

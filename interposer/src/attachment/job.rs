@@ -55,7 +55,11 @@ pub(super) struct Membership {
 /// What makes this process one of its job.
 enum Pass {
     /// The capability that `sublet run` has handed out.
-    Token([u8; TOKEN_BYTES]),
+    Token {
+        token: [u8; TOKEN_BYTES],
+        /// The environment that it is from, where that is not this process's own.
+        first: Vec<u8>,
+    },
     /// The container that it is in, and what it asks for there.
     Container(Asked),
 }
@@ -72,7 +76,7 @@ impl Membership {
     /// Why it is not known what a container asks for.
     pub(super) fn unknown(&self) -> Option<&'static str> {
         match &self.pass {
-            Pass::Token(_) => None,
+            Pass::Token { .. } => None,
             Pass::Container(asked) => asked.unknown,
         }
     }
@@ -80,7 +84,7 @@ impl Membership {
     /// The token, and what is asked for without one.
     pub(super) fn credentials(&self) -> ([u8; TOKEN_BYTES], Option<String>) {
         match &self.pass {
-            Pass::Token(token) => (*token, None),
+            Pass::Token { token, .. } => (*token, None),
             Pass::Container(asked) => ([0; TOKEN_BYTES], Some(asked.lines.clone())),
         }
     }
@@ -88,7 +92,9 @@ impl Membership {
     /// A variable of the job.
     pub(super) fn value(&self, name: &CStr) -> Option<&[u8]> {
         match &self.pass {
-            Pass::Token(_) => variable(name),
+            Pass::Token { first, .. } => {
+                variable(name).or_else(|| asked::of(first, name.to_bytes()))
+            }
             Pass::Container(asked) => asked.value(name),
         }
     }
@@ -133,13 +139,33 @@ fn find() -> Option<Membership> {
     if let Some(token) = variable(c"SUBLET_TOKEN") {
         return Some(Membership {
             socket: socket?.into(),
-            pass: Pass::Token(token.try_into().ok()?),
+            pass: Pass::Token {
+                token: token.try_into().ok()?,
+                first: Vec::new(),
+            },
         });
+    }
+    if let Some(first) = asked::first_with_token() {
+        return by_first(first);
     }
     let asked = asked::asked()?;
     Some(Membership {
         socket: socket.unwrap_or(Path::new(asked::SOCKET)).into(),
         pass: Pass::Container(asked),
+    })
+}
+
+/// By the environment of a container's first process. What a pod's program starts with an emptied
+/// environment is of the pod's job all the same.
+fn by_first(first: Vec<u8>) -> Option<Membership> {
+    let socket = asked::of(&first, b"SUBLET_SOCKET").map_or(asked::SOCKET.as_bytes(), |path| path);
+    let token = asked::of(&first, b"SUBLET_TOKEN")?;
+    Some(Membership {
+        socket: Path::new(OsStr::from_bytes(socket)).into(),
+        pass: Pass::Token {
+            token: token.try_into().ok()?,
+            first,
+        },
     })
 }
 
@@ -202,5 +228,24 @@ impl Job {
             patience,
             strict: membership.value(c"SUBLET_STRICT").is_some(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_has_lost_its_environment_is_of_its_containers_job() {
+        let token = "0123456789abcdef0123456789abcdef";
+        let first = format!(
+            "PATH=/bin\0SUBLET_SOCKET=/s\0SUBLET_TOKEN={token}\0SUBLET_ON_REFUSAL=closed\0"
+        );
+        let found = by_first(first.into_bytes()).expect("a job");
+        assert_eq!(found.socket(), Path::new("/s"));
+        let (shown, asks) = found.credentials();
+        assert_eq!((&shown[..], asks), (token.as_bytes(), None));
+        assert_eq!(found.value(c"SUBLET_ON_REFUSAL"), Some(&b"closed"[..]));
+        assert!(by_first(b"PATH=/bin\0".to_vec()).is_none());
     }
 }
