@@ -261,7 +261,7 @@ fn after(ring: &Ring, symbol: Symbol, began: Began, words: &[usize], result: CUr
         captured,
     } = began;
     if let Some(timed) = timed {
-        timing::after(timed, stream, (called_ns, now), raw.order, result.is_ok());
+        timing::after(timed, stream, called_ns, raw.order, result.is_ok());
     }
     if !result.is_ok() || captured {
         return false;

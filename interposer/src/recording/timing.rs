@@ -49,7 +49,7 @@ struct Pair {
     on_the_way_ns: Cell<u64>,
     /// What recording the first event took: it may have been reached so much later than is thought.
     recording_ns: Cell<u64>,
-    /// The launch may have got to the device so much later than is taken off.
+    /// The launch, or the event behind it, may have got to the device so much later.
     late_ns: Cell<u64>,
     queued: Cell<bool>,
     /// Read by other threads, too: the stream of the launch.
@@ -223,22 +223,12 @@ pub(super) fn before(stream: usize) -> Option<Timed> {
     })
 }
 
-/// After the launch of that order, which was called at `called_ns` and returned at `ended_ns`.
-pub(super) fn after(
-    timed: Timed,
-    stream: usize,
-    (called_ns, ended_ns): (u64, u64),
-    order: u64,
-    launched: bool,
-) {
+/// After the launch of that order, which was called at `called_ns`.
+pub(super) fn after(timed: Timed, stream: usize, called_ns: u64, order: u64, launched: bool) {
     let pair = timed.pair;
     pair.stream.store(stream, Ordering::Relaxed);
     pair.shared.store(timed.shared, Ordering::Relaxed);
     let stream = CUstream(std::ptr::without_provenance_mut(stream));
-    // Work that is not over yet was there when the launch came.
-    // SAFETY: an event of our own, made in the current context.
-    let was_queued = timed.queued
-        && unsafe { real::cuEventQuery(event(pair.first.get())) } == CUresult::CUDA_ERROR_NOT_READY;
     // SAFETY: as in `before`.
     let measured =
         launched && unsafe { real::cuEventRecord(event(pair.last.get()), stream) }.is_ok();
@@ -246,6 +236,11 @@ pub(super) fn after(
         give(pair);
         return;
     }
+    // Work that is not over yet was there when the launch and the event behind it came.
+    // SAFETY: an event of our own, made in the current context.
+    let was_queued = timed.queued
+        && unsafe { real::cuEventQuery(event(pair.first.get())) } == CUresult::CUDA_ERROR_NOT_READY;
+    let ended_ns = now_ns();
     pair.order.set(order);
     pair.queued.set(timed.queued);
     let (on_the_way_ns, recording_ns, late_ns) = match timed.queued {
