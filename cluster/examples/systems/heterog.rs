@@ -80,7 +80,9 @@ fn parameters(job: &str) -> f64 {
         ("CycleGAN", 28.3),
     ];
     let of = known.iter().find(|(name, _)| job.starts_with(name));
-    1e6 * of.map_or(10.0, |(_, millions)| *millions)
+    1e6 * of
+        .map(|(_, millions)| *millions)
+        .expect("a model that is known")
 }
 
 /// Four groups of VGG-16: operations and parameters for one image.

@@ -2,7 +2,6 @@
 //! `cargo run --release -p cluster --example systems -- [--only SYSTEM] [--json]`. Exits with 1 if
 //! a row misses its limit.
 
-#[allow(dead_code, reason = "the tests of the page use other parts")]
 mod rows;
 
 use std::process::ExitCode;

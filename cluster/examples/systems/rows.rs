@@ -1,5 +1,5 @@
 //! The figures that systems of the field have to show here: what each is called, what it may be,
-//! and what was published. Used by the program and by the tests of the page that lists them.
+//! and what was published.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

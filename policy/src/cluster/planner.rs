@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_has_no_plan() {
+    fn an_absurd_model_has_no_plan() {
         let good = draw(&mut Random::new(1), 2);
         assert!(pool(&[2, 2, 2]).plan(&good).is_ok());
         assert_eq!(pool(&[0, 0, 0]).plan(&good), Err(NoPlan::NoGpu));

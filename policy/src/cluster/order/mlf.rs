@@ -48,7 +48,7 @@ pub(super) static MLF: Entry<dyn Order> = Registration {
         ),
         number(
             "control",
-            "GPUs asked for over GPUs there are, above which a deadline that is lost counts no more",
+            "GPUs asked for over GPUs there are, above which a deadline that can no longer be met is ignored",
             1000.0,
             1.0,
         ),
@@ -64,8 +64,8 @@ pub(super) static MLF: Entry<dyn Order> = Registration {
     },
 };
 
-/// What each score counts for. The defaults are the paper's, as we remember them; none was fitted
-/// to a trace.
+/// What each score counts for. The defaults are the paper's from memory, unverified; none was
+/// fitted to a trace.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights {
     /// The learning score; the rest is for the score for time.
@@ -88,8 +88,8 @@ const STEEP: f64 = 9.0;
 /// Times shorter than this count as this, in seconds: their inverse would be all that counts.
 const LEAST_S: f64 = 1.0;
 
-/// The heuristic of MLFS (MLF-H), the greatest score first: `ml x learning + (1 - ml) x time`, for
-/// each GPU that the job asks for.
+/// After the heuristic of MLFS (MLF-H), the greatest score first: `ml x learning + (1 - ml) x
+/// time`, for each GPU that the job asks for. Units, waiting and the division by GPUs are ours.
 ///
 /// * *Learning*: what the loss falls by in the next step of training relative to all it fell so
 ///   far, over the number of steps done: early steps teach most. The paper weighs this by the size
@@ -100,8 +100,9 @@ const LEAST_S: f64 = 1.0;
 ///   and a time and names no units. Here the unit of time `T` is the mean remaining time of the
 ///   jobs that are there, and waiting counts against the job's own rest, so that one formula holds
 ///   for jobs of minutes and of days.
-/// * *For each GPU*: the paper scores tasks, of which a job has one for each GPU. Here a job starts
-///   as a whole, so its score is divided by what it takes.
+/// * *For each GPU*: the paper scores tasks, each with the whole score for time. Here a job starts
+///   as a whole, so its score is divided by the GPUs that it takes, as SRSF does. The paper's
+///   urgency of a job is not here.
 /// * *Load control*: while more GPUs are asked for than `control` times those there are, a deadline
 ///   counts only as long as it can be kept: what misses it anyway goes by its rest and its waiting.
 ///   The paper stops such jobs where their accuracy will do; nothing here ends a job that its user
@@ -134,7 +135,7 @@ impl Mlf {
             ..
         } = self.weights;
         let now_s = state.now_s();
-        let left_s = job.left_s(now_s).max(LEAST_S);
+        let left_s = rest_s(job, now_s).max(LEAST_S);
         let waited_s = (now_s - job.arrival_s - job.held_s(now_s)).max(0.0);
         let kept = |time_s: &f64| *time_s > 0.0 && !(self.overloaded && *time_s < left_s);
         let due = job.deadline_s.map(|at_s| at_s - now_s).filter(kept);
@@ -142,6 +143,17 @@ impl Mlf {
         let time = deadline * due + rest * self.unit_s / left_s + waiting * waited_s / left_s;
         let score = ml * learning(job, now_s) + (1.0 - ml) * time;
         score / f64::from(job.gpus.max(1))
+    }
+}
+
+/// Seconds that a job would still take, alone. One that has gone beyond what was expected of it is
+/// expected to take as long again: nothing left would put it before all others for good.
+fn rest_s(job: &Job, now_s: f64) -> f64 {
+    let left_s = job.left_s(now_s);
+    if left_s == 0.0 {
+        job.held_s(now_s)
+    } else {
+        left_s
     }
 }
 
@@ -182,7 +194,7 @@ impl Order for Mlf {
     fn refresh(&mut self, state: &ClusterState) {
         let gpus = f64::from(state.gpus());
         self.overloaded = state.demand() as f64 > self.weights.control * gpus;
-        let left = state.active().map(|job| job.left_s(state.now_s()));
+        let left = state.active().map(|job| rest_s(job, state.now_s()));
         let (mut sum_s, mut count) = (0.0, 0.0);
         for left_s in left.filter(|left_s| left_s.is_finite()) {
             (sum_s, count) = (sum_s + left_s, count + 1.0);
@@ -288,6 +300,17 @@ mod tests {
     }
 
     #[test]
+    fn a_job_beyond_its_work_is_not_first_for_good() {
+        let beyond = Job {
+            settled_work: 20.0,
+            settled_s: 2000.0,
+            ..Job::rigid(JobType(0), 1, 0.0, 10.0)
+        };
+        let jobs = [beyond, Job::rigid(JobType(0), 1, 4990.0, 100.0)];
+        assert_eq!(first(PAPER, jobs, 5000.0), JobId(1));
+    }
+
+    #[test]
     fn the_unit_of_time_does_not_change_the_order() {
         let jobs = |unit_s: f64| {
             let job = |gpus, arrival_s, duration_s, deadline_s: Option<f64>| Job {
@@ -318,14 +341,14 @@ mod tests {
     }
 
     #[test]
-    fn values_that_make_no_sense_rank_and_do_not_panic() {
+    fn absurd_values_rank_and_do_not_panic() {
         let odd = |work| Job {
             work,
             deadline_s: Some(f64::NEG_INFINITY),
             ..Job::rigid(JobType(0), 1, 0.0, work)
         };
         for work in [f64::NAN, f64::INFINITY, f64::MAX] {
-            // What has no score comes after what has one.
+            // The other one gains more from its next step.
             assert_eq!(first(PAPER, [odd(work), odd(1.0)], 3.0), JobId(1), "{work}");
         }
         assert_eq!(first(PAPER, [odd(0.0), odd(100.0)], 3.0), JobId(0));
