@@ -233,7 +233,11 @@ fn read(path: &Path, reader: Option<u32>) -> Result<String, ConfigError> {
     Ok(text)
 }
 
-fn read_text(file: File) -> io::Result<String> {
+/// The text of a file of this much at most.
+///
+/// # Errors
+/// Those of reading it; it is longer, or no UTF-8.
+pub(crate) fn read_text(file: File) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_BYTES {

@@ -135,7 +135,7 @@ impl Kind for AbsolutePath {
     type Value = PathBuf;
     const PLACEHOLDER: &'static str = "PATH";
     const FORMS: &'static [Form] = &[Form::Text];
-    const EXAMPLE: &'static str = "\"/etc/sublet/token\"";
+    const EXAMPLE: &'static str = "\"/etc/sublet/name\"";
 
     fn parse(text: &str) -> Result<PathBuf, String> {
         let path = PathBuf::from(text);

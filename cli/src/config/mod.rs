@@ -18,6 +18,7 @@ use control::place::Identity;
 use control::{DeviceSelector, DeviceSettings, JobSettings, Layer, Settings};
 
 pub use error::{ConfigError, ConfigErrors, Source};
+pub(crate) use files::read_text;
 pub use files::{Places, Sources};
 pub use parse::scalar;
 pub use pattern::Pattern;

@@ -106,13 +106,13 @@ control::settings! {
     /// Where other hosts reach the control API.
     pub struct ApiRule {
         /// Address and port to listen at: "10.0.0.7:7443", or "[::]:7443" for all addresses.
-        listen: ListenAddress, unset "required";
+        listen: ListenAddress, unset "not served over TCP";
         /// Certificate with its chain in PEM, by absolute path.
-        cert_file: AbsolutePath, unset "required";
+        cert_file: AbsolutePath, unset "none; needed with `listen`";
         /// Its key in PEM, by absolute path; its owner's alone.
-        key_file: AbsolutePath, unset "required";
+        key_file: AbsolutePath, unset "none; needed with `listen`";
         /// The tokens that count, by absolute path; its owner's alone.
-        tokens_file: AbsolutePath, unset "required";
+        tokens_file: AbsolutePath, unset "none; needed with `listen`";
     }
 }
 

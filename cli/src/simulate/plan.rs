@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read as _;
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use policy::cluster::planner::{Group, MOST_GROUPS, NoPlan, Plan as Found, Pool, Sum};
 use policy::names::nearest;
 use serde::Deserialize;
@@ -14,15 +13,13 @@ use serde_json::{Value, json};
 use toml::Spanned;
 
 use crate::args::Plan;
-use crate::config::{ConfigError, Source};
+use crate::config::{ConfigError, Source, read_text};
 use crate::exit::Result;
 use crate::json::object;
 use crate::table::{Align, Table};
 
 /// Most types of GPU.
 const MOST_TYPES: usize = 16;
-/// Most bytes of a file.
-const MOST_BYTES: u64 = 1 << 20;
 
 /// The file, as it is written.
 #[derive(Debug, Deserialize)]
@@ -108,22 +105,9 @@ pub fn plan(args: &Plan) -> Result<String> {
 
 /// The text of a file, which may be a pipe.
 fn read(file: &Path) -> Result<String> {
-    let name = file.display();
-    let what = || format!("the model {name} cannot be read");
-    let mut text = Vec::new();
+    let what = || format!("the model {} cannot be read", file.display());
     let opened = File::open(file).with_context(what)?;
-    let mut opened = opened.take(MOST_BYTES + 1);
-    opened.read_to_end(&mut text).with_context(what)?;
-    if text.len() as u64 > MOST_BYTES {
-        return Err(
-            anyhow!("the model {name} has more than {MOST_BYTES} bytes: is it one?").into(),
-        );
-    }
-    let text = String::from_utf8(text).map_err(|error| {
-        let at = error.utf8_error().valid_up_to();
-        anyhow!("the model {name} is no text in UTF-8: look at byte {at}")
-    })?;
-    Ok(text)
+    Ok(read_text(opened).with_context(what)?)
 }
 
 fn parse(source: Source<'_>) -> std::result::Result<Input, ConfigError> {
@@ -490,7 +474,7 @@ activation_bytes = 0
         assert!(line.contains("longer than can be counted"), "{line}");
         assert!(wrong(b"").contains("link"));
         assert!(wrong(b"\xff\xfe").contains("UTF-8"));
-        assert!(wrong(&vec![b'#'; (MOST_BYTES + 1) as usize]).contains("more than"));
+        assert!(wrong(&vec![b'#'; (1 << 20) + 1]).contains("longer than"));
     }
 
     #[test]
