@@ -30,6 +30,9 @@ pub enum Origin {
     Container(Arc<str>),
     /// The kernel does not say: the process has ended, or is not seen from here.
     Unknown,
+    /// There were no descriptors left to look with. It is answered nothing else
+    /// ([`Peer::may_ask`](crate::who::Peer::may_ask)).
+    NotLookedAt,
     /// Anywhere: it holds a token, and asks over TCP.
     Remote(Arc<Bearer>),
 }

@@ -150,7 +150,7 @@ impl Tenant {
             // Whose job it is is another question.
             Origin::Here | Origin::Remote(_) => true,
             Origin::Container(key) => self.is_of_container(key),
-            Origin::Unknown => false,
+            Origin::Unknown | Origin::NotLookedAt => false,
         }
     }
 

@@ -58,7 +58,7 @@ impl Arbiter {
                 return Err(refused(Outcome::UnknownToken, text.into()));
             }
             // Nobody walks in over TCP.
-            Ok(Origin::Unknown | Origin::Remote(_)) => {
+            Ok(Origin::Unknown | Origin::NotLookedAt | Origin::Remote(_)) => {
                 let text = "it has no token, and the container that it is in cannot be seen";
                 return Err(refused(Outcome::UnknownToken, text.into()));
             }

@@ -14,6 +14,7 @@ use control::{ControlError, ErrorCode, Request};
 
 use crate::bearer::{Bearer, Role};
 use crate::container::Origin;
+use crate::descriptors::Descriptors;
 use crate::peer;
 
 /// No user has this number: the kernel means "none" by it.
@@ -45,7 +46,7 @@ impl Peer {
         Ok(Self {
             pid,
             uid,
-            origin: origin.unwrap_or(Origin::Unknown),
+            origin: origin.unwrap_or(Origin::NotLookedAt),
         })
     }
 
@@ -60,7 +61,7 @@ impl Peer {
         match &self.origin {
             Origin::Here => self.uid == 0 || self.uid == ours,
             Origin::Remote(bearer) => bearer.role == Role::Operator,
-            Origin::Container(_) | Origin::Unknown => false,
+            Origin::Container(_) | Origin::Unknown | Origin::NotLookedAt => false,
         }
     }
 
@@ -87,13 +88,20 @@ impl Peer {
         }
     }
 
-    /// Whether a token's role, where it is one that asks, covers such a request at all.
+    /// Whether it may ask at all: it was looked at, and a token's role, where it is one that asks,
+    /// covers such a request.
     ///
     /// # Errors
-    /// It does not, or it takes a process of this host.
+    /// There were no descriptors to look with, the role does not cover it, or it takes a process of
+    /// this host.
     pub fn may_ask(&self, request: &Request) -> Result<(), ControlError> {
-        let Origin::Remote(bearer) = &self.origin else {
-            return Ok(());
+        let bearer = match &self.origin {
+            Origin::Remote(bearer) => bearer,
+            // As one who may be in any container it would see half of everything, and not why.
+            Origin::NotLookedAt => {
+                return Err(ControlError::new(ErrorCode::Internal, Descriptors::lack()));
+            }
+            Origin::Here | Origin::Container(_) | Origin::Unknown => return Ok(()),
         };
         let is_read_only = bearer.role == Role::ReadOnly;
         let refused = |message: String, hint: &str| {
@@ -127,7 +135,7 @@ impl Peer {
                 "you are in a container, whose root is not the host's".to_owned(),
                 "ask on the host",
             ),
-            Origin::Unknown => self.not_seen(),
+            Origin::Unknown | Origin::NotLookedAt => self.not_seen(),
         };
         Err(ControlError::new(ErrorCode::Permission, message).with_hint(hint))
     }
@@ -203,6 +211,19 @@ mod tests {
             }
         }
         assert!(!Peer::here(7, ours + 1).governs());
+    }
+
+    #[test]
+    fn one_who_could_not_be_looked_at_is_given_that_reason_whatever_it_asks() {
+        let peer = Peer {
+            origin: Origin::NotLookedAt,
+            ..Peer::here(7, rustix::process::geteuid().as_raw())
+        };
+        assert!(!peer.governs() && !peer.is_root() && peer.must_be_of_this_host().is_err());
+        for request in Request::one_of_each() {
+            let error = peer.may_ask(&request).expect_err("refused");
+            assert!(error.message.contains("ulimit -n"), "{request:?}: {error}");
+        }
     }
 
     #[test]
