@@ -411,8 +411,8 @@ mod tests {
         }
     }
 
-    /// A server with a certificate that `data/tls/ca.crt` signs, for 127.0.0.1 and good until 2126;
-    /// it answers one request and returns its head.
+    /// A server with a certificate that `data/tls/ca.crt` signs, for 127.0.0.1 and good from
+    /// 2020 until 2126; it answers one request and returns its head.
     fn tls_server() -> (String, std::thread::JoinHandle<String>) {
         use std::io::{Read as _, Write as _};
 
@@ -447,6 +447,21 @@ mod tests {
             String::from_utf8_lossy(&head[..length]).into_owned()
         });
         (url, thread)
+    }
+
+    #[test]
+    fn the_tests_certificates_are_good_where_the_clock_is_years_behind() {
+        use rustls::pki_types::CertificateDer;
+        use rustls::pki_types::pem::PemObject as _;
+        for pem in [
+            &include_bytes!("../data/tls/ca.crt")[..],
+            include_bytes!("../data/tls/server.crt"),
+        ] {
+            let certificate = CertificateDer::from_pem_slice(pem).unwrap();
+            // X.509's UTCTime, 13 characters.
+            let from = b"\x17\x0d200101000000Z";
+            assert!(certificate.windows(from.len()).any(|found| found == from));
+        }
     }
 
     #[test]

@@ -435,6 +435,16 @@ fn a_file_of_tokens_that_is_wrong_gives_nothing_away() {
 }
 
 #[test]
+fn a_client_whose_clock_is_years_behind_is_served_with_the_tests_certificates() {
+    let open = Open::start();
+    // 2020-01-02 and 2120-01-01.
+    for at_s in [1_577_923_200, 4_733_510_400] {
+        let at = std::time::Duration::from_secs(at_s);
+        tls::connect_at(at, open.address).unwrap_or_else(|error| panic!("{at_s}: {error}"));
+    }
+}
+
+#[test]
 fn a_renewed_certificate_needs_no_restart_and_a_wrong_one_changes_nothing() {
     let open = Open::start();
     let shown = || {

@@ -1,13 +1,16 @@
 //! A client of TLS, and certificates for servers to be tested with: `localhost` and `127.0.0.1`, by
-//! an authority of their own, until the year 2126. Made with `openssl`; the keys are no secret.
+//! an authority of their own, from 2020 until the year 2126: a machine whose clock is behind takes
+//! them too. Made with `openssl ca`; the keys are no secret.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::time_provider::{DefaultTimeProvider, TimeProvider};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use crate::http::Http;
@@ -59,11 +62,39 @@ pub fn connect_with(
     versions: &[&'static rustls::SupportedProtocolVersion],
     protocols: &[&[u8]],
 ) -> io::Result<Stream> {
+    connect_by(Arc::new(DefaultTimeProvider), address, versions, protocols)
+}
+
+/// A clock that stands.
+#[derive(Debug)]
+struct At(UnixTime);
+
+impl TimeProvider for At {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(self.0)
+    }
+}
+
+/// A handshake of TLS 1.3 by a client whose clock says `since_epoch`.
+///
+/// # Errors
+/// As [`connect_with`].
+pub fn connect_at(since_epoch: Duration, address: SocketAddr) -> io::Result<Stream> {
+    let clock = At(UnixTime::since_unix_epoch(since_epoch));
+    connect_by(Arc::new(clock), address, &[&TLS13], &[])
+}
+
+fn connect_by(
+    clock: Arc<dyn TimeProvider>,
+    address: SocketAddr,
+    versions: &[&'static rustls::SupportedProtocolVersion],
+    protocols: &[&[u8]],
+) -> io::Result<Stream> {
     let mut roots = RootCertStore::empty();
     let authority = CertificateDer::from_pem_slice(AUTHORITY).expect("PEM");
     roots.add(authority).expect("an authority");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = ClientConfig::builder_with_provider(provider)
+    let mut config = ClientConfig::builder_with_details(provider, clock)
         .with_protocol_versions(versions)
         .expect("versions")
         .with_root_certificates(roots)
