@@ -117,6 +117,26 @@ impl Drop for Caller {
     }
 }
 
+/// The files that it takes to serve other hosts.
+const OF_TCP: [&str; 3] = ["server.crt", "server.key", "tokens.toml"];
+
+/// Writes those files, and says with which flags an arbiter serves other hosts.
+fn flags_for_others(sandbox: &Sandbox, tokens: &str) -> Vec<String> {
+    let [certificate, key, of_tokens] = OF_TCP.map(|name| sandbox.path(name));
+    testbed::tls::write_server(0, &certificate, &key);
+    std::fs::write(&of_tokens, tokens).expect("written");
+    let secret = PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&of_tokens, secret).expect("set");
+    let path = |path: &PathBuf| path.display().to_string();
+    let flags = [
+        ("--api-listen", "127.0.0.1:0".to_owned()),
+        ("--api-cert", path(&certificate)),
+        ("--api-key", path(&key)),
+        ("--api-tokens", path(&of_tokens)),
+    ];
+    flags.map(|(flag, value)| format!("{flag}={value}")).into()
+}
+
 /// An arbiter of a user of its own, to which everybody can connect, and a copy of this program that
 /// everybody can start.
 struct Host {
@@ -171,23 +191,11 @@ impl Host {
 
     /// Starts the arbiter again, for other hosts too.
     fn open_to_others(&mut self, tokens: &str) -> SocketAddr {
-        let files = ["server.crt", "server.key", "tokens.toml"];
-        let [certificate, key, of_tokens] = files.map(|name| self.sandbox.path(name));
-        testbed::tls::write_server(0, &certificate, &key);
-        std::fs::write(&of_tokens, tokens).expect("written");
-        let secret = || PermissionsExt::from_mode(0o600);
-        std::fs::set_permissions(&of_tokens, secret()).expect("set");
-        for path in [&certificate, &key, &of_tokens] {
+        self.flags = flags_for_others(&self.sandbox, tokens);
+        for name in OF_TCP {
+            let path = self.sandbox.path(name);
             std::os::unix::fs::chown(path, Some(ARBITER), Some(ARBITER)).expect("set");
         }
-        let path = |path: &PathBuf| path.display().to_string();
-        let flags = [
-            ("--api-listen", "127.0.0.1:0".to_owned()),
-            ("--api-cert", path(&certificate)),
-            ("--api-key", path(&key)),
-            ("--api-tokens", path(&of_tokens)),
-        ];
-        self.flags = flags.map(|(flag, value)| format!("{flag}={value}")).into();
         let status = self.sandbox.control().expect("an arbiter").shutdown();
         status.expect("it ends");
         drop(self.arbiter.take().map(Running::wait));
@@ -438,6 +446,54 @@ fn over_tcp_a_users_token_reaches_that_users_jobs_and_no_others() {
         let answer = http.with_token(&token(who)).ask("GET", &asked, None);
         assert_eq!(answer.expect("answered").status, wanted, "{who}: {asked}");
     }
+}
+
+#[test]
+fn a_change_that_is_refused_over_tcp_is_in_the_log_once_and_without_the_token() {
+    let sandbox = Sandbox::new();
+    let (reader, other) = ("r".repeat(40), "x".repeat(40));
+    let tokens =
+        format!("[[token]]\nname = \"dashboard\"\nrole = \"readonly\"\ntoken = \"{reader}\"\n");
+    let flags = flags_for_others(&sandbox, &tokens);
+    let arbiter = Running::start(sandbox.sublet(["arbiter"]).args(flags));
+    let status = wait_until("the arbiter answers", || {
+        sandbox.control().ok()?.status().ok()
+    });
+    let address: SocketAddr = status.api_address.parse().expect("an address");
+    let ask = |token: &str, method: &str, path: &str, body: Option<&str>| {
+        let http = testbed::tls::connect(address).expect("connected");
+        let answer = http.with_token(token).ask(method, path, body);
+        answer.expect("answered").status
+    };
+    // Reads are nobody's change.
+    assert_eq!(ask(&other, "GET", "/v1/jobs", None), 401);
+    assert_eq!(ask(&reader, "GET", "/v1/config", None), 403);
+    let path = format!("/v1/jobs/{reader}");
+    for _ in 0..5 {
+        assert_eq!(ask(&reader, "PATCH", &path, Some("{\"share\": 0.5}")), 403);
+        assert_eq!(ask(&other, "POST", "/v1/shutdown", None), 401);
+    }
+    sandbox
+        .control()
+        .expect("an arbiter")
+        .shutdown()
+        .expect("it ends");
+    let log = arbiter.wait().stderr;
+    let lines: Vec<&str> = log
+        .lines()
+        .filter(|line| line.contains("refused over TCP"))
+        .collect();
+    let [line] = lines[..] else {
+        panic!("one line of one address: {log}");
+    };
+    for word in [
+        "PATCH /v1/jobs/{job}",
+        "`dashboard` (readonly)",
+        "127.0.0.1",
+    ] {
+        assert!(line.contains(word), "{line}");
+    }
+    assert!(!log.contains(&reader) && !log.contains(&other), "{log}");
 }
 
 /// Whether an answer names a process.

@@ -7,13 +7,15 @@
 //! queue.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use parking_lot::Mutex;
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, yield_now};
 use tokio::time::{Instant, sleep, timeout};
@@ -37,7 +39,7 @@ pub const REMOTE: Limits = Limits {
     of_process: 32,
 };
 /// Newcomers in a row: those who are there already come next.
-pub const STEP: usize = 16;
+const STEP: u64 = 16;
 /// A connection that was silent for so long can give way to others. TIMEOUT: a client asks right
 /// after it has connected.
 const IDLE: Duration = Duration::from_millis(100);
@@ -74,10 +76,25 @@ impl Holder {
         })
     }
 
+    /// All processes of a user of this host.
+    pub fn of_user(uid: u32) -> Self {
+        Self::Process { pid: 0, uid }
+    }
+
     fn is_same_user(self, other: Self) -> bool {
         match (self, other) {
             (Self::Process { uid, .. }, Self::Process { uid: other, .. }) => uid == other,
             _ => self == other,
+        }
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { pid, uid } => write!(to, "process {pid} of user {uid}"),
+            Self::Address(IpAddr::V6(network)) => write!(to, "{network}/64"),
+            Self::Address(address) => write!(to, "{address}"),
         }
     }
 }
@@ -258,7 +275,7 @@ impl Connections {
 }
 
 /// Nobody was accepted.
-pub async fn after(error: &io::Error) {
+async fn after(error: &io::Error) {
     match error.kind() {
         io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
         // Out of descriptors or memory: those who wait go on waiting.
@@ -266,8 +283,54 @@ pub async fn after(error: &io::Error) {
     }
 }
 
+/// A socket at which newcomers come.
+pub trait Entrance {
+    /// Somebody who has just connected.
+    type Newcomer;
+
+    /// The next one, and whose connection it is; `None`: it has gone again.
+    ///
+    /// # Errors
+    /// The kernel gives none.
+    async fn next(&mut self) -> io::Result<Option<(Holder, Self::Newcomer)>>;
+
+    /// Serves a newcomer at its place, until its end.
+    fn welcome(
+        newcomer: Self::Newcomer,
+        place: Place,
+        office: Arc<Office>,
+        routes: Router,
+    ) -> impl Future<Output = ()> + Send + 'static;
+}
+
+/// The Unix socket.
+pub struct Local(pub UnixListener);
+
+impl Entrance for Local {
+    type Newcomer = (UnixStream, Peer);
+
+    async fn next(&mut self) -> io::Result<Option<(Holder, Self::Newcomer)>> {
+        let (stream, _) = self.0.accept().await?;
+        let Ok(peer) = Peer::of(&stream, || false) else {
+            return Ok(None);
+        };
+        let (pid, uid) = (peer.pid, peer.uid);
+        Ok(Some((Holder::Process { pid, uid }, (stream, peer))))
+    }
+
+    async fn welcome(
+        (stream, peer): Self::Newcomer,
+        place: Place,
+        office: Arc<Office>,
+        routes: Router,
+    ) {
+        let caller = Caller::new(Asker::Process(peer), place, office);
+        converse(caller, stream, routes).await;
+    }
+}
+
 /// Takes newcomers in, for ever.
-pub async fn take_in(listener: &UnixListener, office: &Arc<Office>) {
+pub async fn take_in<E: Entrance>(entrance: &mut E, office: &Arc<Office>) {
     let routes = routes::router(Arc::clone(office));
     let mut number = 0;
     loop {
@@ -275,22 +338,17 @@ pub async fn take_in(listener: &UnixListener, office: &Arc<Office>) {
             office.connections.wait_for_space().await;
             continue;
         }
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                if let Ok(peer) = Peer::of(&stream, || false) {
-                    number += 1;
-                    let (pid, uid) = (peer.pid, peer.uid);
-                    let holder = Holder::Process { pid, uid };
-                    office.connections.take_in(number, holder, |place| {
-                        let asker = Asker::Process(peer);
-                        let caller = Caller::new(asker, place, Arc::clone(office));
-                        converse(caller, stream, routes.clone())
-                    });
-                }
+        match entrance.next().await {
+            Ok(Some((holder, newcomer))) => {
+                number += 1;
+                let welcome =
+                    |place| E::welcome(newcomer, place, Arc::clone(office), routes.clone());
+                office.connections.take_in(number, holder, welcome);
             }
+            Ok(None) => {}
             Err(error) => after(&error).await,
         }
-        if number % STEP as u64 == 0 {
+        if number % STEP == 0 {
             yield_now().await;
         }
     }

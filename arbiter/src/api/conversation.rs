@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, HttpBody};
-use axum::http::{HeaderMap, HeaderValue, Request, Response, header};
+use axum::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use control::{ControlError, ErrorCode, Reply};
 use hyper::body::Incoming;
@@ -25,10 +25,10 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout};
 use tower_service::Service;
 
-use super::Office;
-use super::connections::Place;
+use super::connections::{Holder, Place};
 use super::problem::Problem;
 use super::tokens::{Shown, Tokens};
+use super::{Office, routes};
 use crate::desk::{NotTaken, Put};
 use crate::who::Peer;
 
@@ -115,9 +115,21 @@ impl Caller {
         }
     }
 
-    /// By the kernel's word, or by that of the token.
-    pub fn peer(&self) -> &Peer {
-        &self.peer
+    /// Whose places it takes: its user's, or those of the address that it comes from.
+    pub fn holder(&self) -> Holder {
+        match &self.inner.asker {
+            Asker::Process(peer) => Holder::of_user(peer.uid),
+            Asker::Remote(_, address) => Holder::at(*address),
+        }
+    }
+
+    /// Notes a request over TCP that was answered so, where it was a change that is refused.
+    fn note_refused(&self, operation: &str, status: StatusCode) {
+        let is_refusal = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+        if is_refusal && matches!(self.inner.asker, Asker::Remote(..)) {
+            let refusals = &self.inner.office.refusals;
+            refusals.note(self.holder(), &self.peer, operation);
+        }
     }
 
     /// Finds out who makes a request.
@@ -247,6 +259,8 @@ impl Caller {
         // The body has as long as the head.
         self.enter(Stage::Coming(Instant::now() + MESSAGE));
         let length = request.body().size_hint().lower();
+        let change = (!request.method().is_safe())
+            .then(|| routes::name_of(request.method(), request.uri().path()));
         let refused = match self.identify(request.headers()) {
             Err(problem) => Some(problem),
             Ok(()) if length > BODY_BYTES as u64 => {
@@ -268,6 +282,9 @@ impl Caller {
                 Err(never) => match never {},
             }
         };
+        if let Some(change) = change {
+            self.note_refused(&change, answer.status());
+        }
         if !matches!(self.stage(), Stage::Following(_)) {
             self.enter(Stage::Answering(Instant::now() + ANSWER));
         }
@@ -385,8 +402,9 @@ mod tests {
     use tokio::sync::watch;
 
     use super::super::connections::{Connections, LOCAL};
+    use super::super::refusals::Refusals;
     use super::super::routes::router;
-    use super::super::stream::Streams;
+    use super::super::stream::{self, Followers};
     use super::*;
     use crate::desk::{Desk, News};
 
@@ -442,7 +460,9 @@ mod tests {
             connections: Connections::new(LOCAL, counter.clone()),
             counter: counter.clone(),
             news: News::new().expect("a bell"),
-            streams: Arc::new(Streams::new()),
+            grown: Arc::new(watch::channel(0).0),
+            followers: Followers::new(stream::LOCAL),
+            refusals: Refusals::default(),
             closing,
         });
         let caller = Caller::new(

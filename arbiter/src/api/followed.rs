@@ -1,12 +1,15 @@
 //! Files that count as they are now: certificate, key and tokens of the TCP listener. Each is
 //! looked at when it is needed, and read again where it is another one or was written to; nobody
-//! has to send a signal.
+//! has to send a signal. [`Followed`] is what such files say, and what holds while they are wrong.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
 
 /// More than any chain of certificates or list of tokens has.
 const MOST_BYTES: u64 = 1 << 20;
@@ -77,6 +80,98 @@ impl Stamp {
     pub fn holds(&self, path: &Path) -> bool {
         let now = |meta| Self::of(&meta, SystemTime::now());
         !self.is_fresh && std::fs::metadata(path).is_ok_and(|meta| now(meta) == *self)
+    }
+}
+
+/// What is read from some files, with the stamp of each.
+pub type Taken<T> = Result<(T, Vec<Stamp>), Wrong>;
+
+/// What some files say, as they are now.
+pub struct Followed<T> {
+    /// What they are, for the log.
+    what: &'static str,
+    paths: Vec<PathBuf>,
+    read: fn(&[PathBuf]) -> Taken<T>,
+    /// What of it ends what they said before; all else leaves that in force.
+    ends: fn(&Wrong) -> bool,
+    state: Mutex<State<T>>,
+}
+
+struct State<T> {
+    /// `None`: they were wrong when they were read last.
+    stamps: Option<Vec<Stamp>>,
+    /// `Err`: they say nothing, for that reason.
+    said: Result<Arc<T>, String>,
+    /// What is wrong with them as they are now, as it was logged.
+    logged: String,
+}
+
+impl<T> Followed<T> {
+    /// Reads them for the first time.
+    ///
+    /// # Errors
+    /// [`Wrong`]
+    pub fn open(
+        what: &'static str,
+        paths: Vec<PathBuf>,
+        read: fn(&[PathBuf]) -> Taken<T>,
+        ends: fn(&Wrong) -> bool,
+    ) -> Result<Self, Wrong> {
+        let (said, stamps) = read(&paths)?;
+        let state = State {
+            stamps: Some(stamps),
+            said: Ok(Arc::new(said)),
+            logged: String::new(),
+        };
+        Ok(Self {
+            what,
+            paths,
+            read,
+            ends,
+            state: Mutex::new(state),
+        })
+    }
+
+    /// What they say now; where they are wrong, what they said before.
+    ///
+    /// # Errors
+    /// They are wrong in a way that ends that, with the reason.
+    pub fn now(&self) -> Result<Arc<T>, String> {
+        let mut state = self.state.lock();
+        let holds = |stamps: &Vec<Stamp>| {
+            let mut all = stamps.iter().zip(&self.paths);
+            all.all(|(stamp, path)| stamp.holds(path))
+        };
+        if !state.stamps.as_ref().is_some_and(holds) {
+            self.look(&mut state);
+        }
+        state.said.clone()
+    }
+
+    fn look(&self, state: &mut State<T>) {
+        let wrong = match (self.read)(&self.paths) {
+            Ok((said, stamps)) => {
+                (state.said, state.stamps) = (Ok(Arc::new(said)), Some(stamps));
+                String::new()
+            }
+            Err(error) => {
+                state.stamps = None;
+                if (self.ends)(&error) {
+                    state.said = Err(error.to_string());
+                }
+                error.to_string()
+            }
+        };
+        if wrong == state.logged {
+            return;
+        }
+        let what = self.what;
+        match (wrong.as_str(), &state.said) {
+            ("", _) => tracing::info!("{what}: as it should be again"),
+            (wrong, Ok(_)) => tracing::error!("{what}: {wrong}; what was read last stays in force"),
+            (wrong, Err(_)) => tracing::error!("{what}: {wrong}; nobody is let in over TCP"),
+        }
+        state.logged = wrong;
     }
 }
 
@@ -187,6 +282,41 @@ mod tests {
         let long = place.path().join("long");
         std::fs::write(&long, vec![b'x'; (MOST_BYTES + 1) as usize]).expect("written");
         assert!(read(&long, false).is_err());
+    }
+
+    #[test]
+    fn what_is_wrong_leaves_in_force_what_was_said_or_ends_it() {
+        let place = tempfile::tempdir().expect("directory");
+        let path = place.path().join("a");
+        let read = |paths: &[PathBuf]| -> Taken<String> {
+            let (bytes, stamp) = super::read(&paths[0], false)?;
+            match String::from_utf8(bytes) {
+                Ok(text) => Ok((text, vec![stamp])),
+                Err(_) => Err(Wrong::Text {
+                    path: paths[0].clone(),
+                    why: "no text".into(),
+                }),
+            }
+        };
+        std::fs::write(&path, "one").expect("written");
+        let open = |ends| Followed::open("it", vec![path.clone()], read, ends).expect("read");
+        let keeps = open(|_| false);
+        let ends = open(|wrong| !matches!(wrong, Wrong::Text { .. }));
+        let said = |followed: &Followed<String>| followed.now().map(|said| said.to_string());
+        assert_eq!(said(&ends).as_deref(), Ok("one"));
+        std::fs::write(&path, b"\xff").expect("written");
+        assert_eq!(said(&keeps).as_deref(), Ok("one"));
+        assert_eq!(said(&ends).as_deref(), Ok("one"));
+        std::fs::remove_file(&path).expect("removed");
+        assert_eq!(said(&keeps).as_deref(), Ok("one"));
+        assert!(said(&ends).is_err_and(|why| why.contains("cannot be read")));
+        // Half of it does not bring back what has ended.
+        std::fs::write(&path, b"\xff").expect("written");
+        assert!(said(&ends).is_err());
+        std::fs::write(&path, "two").expect("written");
+        for followed in [&keeps, &ends] {
+            assert_eq!(said(followed).as_deref(), Ok("two"));
+        }
     }
 
     #[test]

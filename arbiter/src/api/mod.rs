@@ -14,6 +14,7 @@ mod extract;
 mod followed;
 pub mod openapi;
 mod problem;
+mod refusals;
 mod routes;
 mod stream;
 mod tls;
@@ -32,9 +33,11 @@ use tokio::runtime::Builder;
 use tokio::sync::watch;
 
 use crate::desk::{Counter, News};
-use connections::{Connections, LOCAL, REMOTE};
-use stream::Streams;
+use connections::{Connections, Entrance, LOCAL, Local, REMOTE};
+use refusals::Refusals;
+use stream::Followers;
 pub(crate) use tls::Bound;
+use tls::Remote;
 pub use tls::{ApiListener, Unusable};
 
 /// TIMEOUT: answers that are ready are written within a millisecond; a client that reads none of
@@ -61,8 +64,11 @@ struct Serving {
 pub(crate) struct Office {
     counter: Counter,
     news: Arc<News>,
-    streams: Arc<Streams>,
+    /// The number of the journal's last line.
+    grown: Arc<watch::Sender<u64>>,
+    followers: Followers,
     connections: Arc<Connections>,
+    refusals: Refusals,
     closing: watch::Receiver<bool>,
 }
 
@@ -80,13 +86,15 @@ impl Api {
         listener.set_nonblocking(true)?;
         let (closing, is_closing) = watch::channel(false);
         let (over, closed) = sync_channel(2);
-        let streams = Arc::new(Streams::new());
-        let office = |limits| {
+        let grown = Arc::new(watch::channel(0).0);
+        let office = |connections, followers| {
             Arc::new(Office {
-                connections: Connections::new(limits, counter.clone()),
+                connections: Connections::new(connections, counter.clone()),
                 counter: counter.clone(),
                 news: Arc::clone(&news),
-                streams: Arc::clone(&streams),
+                grown: Arc::clone(&grown),
+                followers: Followers::new(followers),
+                refusals: Refusals::default(),
                 closing: is_closing.clone(),
             })
         };
@@ -94,11 +102,26 @@ impl Api {
         let threads = 1 + usize::from(remote.is_some());
         // Handshakes of strangers take their time: users of this host do not wait for them.
         if let Some(bound) = remote {
-            let office = office(REMOTE);
-            start_thread("api-tcp", over.clone(), move || tls::serve(bound, office))?;
+            let office = office(REMOTE, stream::REMOTE);
+            start_thread("api-tcp", over.clone(), async move || {
+                match Remote::new(bound) {
+                    Ok(remote) => serve(remote, office).await,
+                    Err(error) => tracing::error!("nobody can connect over TCP: {error}"),
+                }
+            })?;
         }
-        let office = office(LOCAL);
-        start_thread("api", over, move || serve(listener, office))?;
+        let office = office(LOCAL, stream::LOCAL);
+        start_thread(
+            "api",
+            over,
+            async move || match tokio::net::UnixListener::from_std(listener) {
+                Ok(listener) => {
+                    tokio::spawn(stream::pass_on(Arc::clone(&office)));
+                    serve(Local(listener), office).await;
+                }
+                Err(error) => tracing::error!("nobody can connect to the API: {error}"),
+            },
+        )?;
         Ok(Self {
             serving: Some(Serving {
                 closing,
@@ -133,34 +156,31 @@ impl Api {
 }
 
 /// Runs `serve` on a thread of its own; `over` hears of its end.
-fn start_thread<F: Future<Output = ()>>(
+fn start_thread(
     name: &str,
     over: SyncSender<()>,
-    serve: impl FnOnce() -> F + Send + 'static,
+    serve: impl AsyncFnOnce() + Send + 'static,
 ) -> io::Result<()> {
     let runtime = Builder::new_current_thread()
         .enable_io()
         .enable_time()
         .build()?;
     let run = move || {
-        runtime.block_on(async { serve().await });
+        runtime.block_on(serve());
         let _ = over.send(());
     };
     std::thread::Builder::new().name(name.into()).spawn(run)?;
     Ok(())
 }
 
-async fn serve(listener: UnixListener, office: Arc<Office>) {
+/// Serves all who come, until the end.
+async fn serve(mut entrance: impl Entrance, office: Arc<Office>) {
     let mut closing = office.closing.clone();
-    let listener = match tokio::net::UnixListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(error) => return tracing::error!("nobody can connect to the API: {error}"),
-    };
-    tokio::spawn(stream::pass_on(Arc::clone(&office)));
     {
         let end = pin!(closing.wait_for(|closing| *closing));
-        select(end, pin!(connections::take_in(&listener, &office))).await;
+        let taken_in = pin!(connections::take_in(&mut entrance, &office));
+        select(end, taken_in).await;
     }
-    drop(listener);
+    drop(entrance);
     office.connections.finish(LAST_ANSWERS).await;
 }

@@ -87,8 +87,23 @@ fn table() -> [(Route, MethodRouter<Arc<Office>>); 18] {
     ]
 }
 
+/// The operation that a request is, as it is documented, without a word of the request.
+pub fn name_of(method: &Method, path: &str) -> String {
+    let is_of = |route: &&Route| {
+        let mut parts = path.split('/');
+        let mut same = route.path.split('/').map(|part| {
+            let given = parts.next();
+            given == Some(part) || (part.starts_with('{') && given.is_some_and(|it| !it.is_empty()))
+        });
+        *method == route.method && same.all(|same| same) && parts.next().is_none()
+    };
+    ROUTES.iter().find(is_of).map_or_else(
+        || "what is no operation".into(),
+        |route| format!("{} {}", route.method, route.path),
+    )
+}
+
 /// The rows of the API.
-#[cfg(test)]
 pub static ROUTES: std::sync::LazyLock<Vec<Route>> =
     std::sync::LazyLock::new(|| table().into_iter().map(|(route, _)| route).collect());
 
@@ -474,5 +489,25 @@ async fn shutdown(caller: Caller, _: Plain) -> Answered {
     match caller.ask(Request::Shutdown).await? {
         Reply::ShuttingDown => Ok(answer(StatusCode::ACCEPTED, &Done {})),
         _ => Err(Problem::defect("the arbiter answered something else")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_named_without_a_word_of_it() {
+        for (method, path, name) in [
+            (Method::PATCH, "/v1/jobs/hunter2", "PATCH /v1/jobs/{job}"),
+            (Method::POST, "/v1/jobs", "POST /v1/jobs"),
+            (Method::POST, "/v1/jobs/", "what is no operation"),
+            (Method::PATCH, "/v1/jobs/", "what is no operation"),
+            (Method::PATCH, "/v1/jobs/a/b", "what is no operation"),
+            (Method::DELETE, "/v1/jobs/a", "what is no operation"),
+            (Method::POST, "", "what is no operation"),
+        ] {
+            assert_eq!(name_of(&method, path), name, "{method} {path}");
+        }
     }
 }

@@ -26,13 +26,24 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Office;
+use super::connections::Holder;
 use super::conversation::Caller;
 use super::problem::Problem;
 use crate::bell::Bell;
 
-/// Followers of a user, and of all.
-const OF_USER: usize = 16;
-const ALL: usize = 64;
+/// Over the Unix socket: of a user, and of all.
+pub const LOCAL: Limits = Limits {
+    of_one: 16,
+    all: 64,
+    whose: ["of yours", "of all users"],
+};
+/// Over TCP: of an address, and of all. They are half of its connections: followers never give way,
+/// and others are to be answered.
+pub const REMOTE: Limits = Limits {
+    of_one: 16,
+    all: 32,
+    whose: ["of your address", "over TCP"],
+};
 /// Lines asked for at a time.
 const LINES: u32 = 256;
 /// TIMEOUT: for people, at once; a journal that grows all the time is asked for 20 times a second.
@@ -42,11 +53,20 @@ const SIGN: Duration = Duration::from_secs(15);
 /// When a follower that was cut off comes back.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Who follows, and how far there is something to follow.
+/// How many there may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    of_one: usize,
+    all: usize,
+    whose: [&'static str; 2],
+}
+
+/// Who follows over one of the sockets. Each has places of its own: other hosts cannot take those
+/// of this one's users.
 #[derive(Debug)]
-pub struct Streams {
-    of_user: Mutex<BTreeMap<u32, usize>>,
-    grown: watch::Sender<u64>,
+pub struct Followers {
+    of: Mutex<BTreeMap<Holder, usize>>,
+    limits: Limits,
 }
 
 /// What of the journal is followed.
@@ -62,47 +82,57 @@ pub struct Wanted {
 
 /// A follower's place; given back when it is dropped.
 struct Place {
-    uid: u32,
+    holder: Holder,
     office: Arc<Office>,
 }
 
-impl Streams {
+impl Followers {
     /// Nobody follows.
-    pub fn new() -> Self {
+    pub fn new(limits: Limits) -> Self {
         Self {
-            of_user: Mutex::default(),
-            grown: watch::channel(0).0,
+            of: Mutex::default(),
+            limits,
         }
     }
-}
 
-impl Place {
-    fn take(uid: u32, office: &Arc<Office>) -> Result<Self, Problem> {
-        let mut of_user = office.streams.of_user.lock();
-        let (own, all) = (of_user.get(&uid).copied(), of_user.values().sum::<usize>());
-        let own = own.unwrap_or(0);
-        for (count, most, whose) in [(own, OF_USER, "of yours"), (all, ALL, "of all users")] {
+    fn add(&self, holder: Holder) -> Result<(), Problem> {
+        let limits = self.limits;
+        let mut of = self.of.lock();
+        let own = of.get(&holder).copied().unwrap_or(0);
+        let counts = [(own, limits.of_one), (of.values().sum(), limits.all)];
+        for ((count, most), whose) in counts.into_iter().zip(limits.whose) {
             if count >= most {
                 let text = format!("{count} connections {whose} follow the journal already");
                 return Err(Problem::too_many(text).with_hint("end one of them"));
             }
         }
-        of_user.insert(uid, own + 1);
+        of.insert(holder, own + 1);
+        Ok(())
+    }
+
+    fn remove(&self, holder: Holder) {
+        let mut of = self.of.lock();
+        if let Some(count) = of.get_mut(&holder) {
+            *count -= 1;
+            if *count == 0 {
+                of.remove(&holder);
+            }
+        }
+    }
+}
+
+impl Place {
+    fn take(holder: Holder, office: &Arc<Office>) -> Result<Self, Problem> {
+        office.followers.add(holder)?;
         office.news.listen(true);
         let office = Arc::clone(office);
-        Ok(Self { uid, office })
+        Ok(Self { holder, office })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut of_user = self.office.streams.of_user.lock();
-        if let Some(count) = of_user.get_mut(&self.uid) {
-            *count -= 1;
-            if *count == 0 {
-                of_user.remove(&self.uid);
-            }
-        }
+        self.office.followers.remove(self.holder);
         self.office.news.listen(false);
     }
 }
@@ -127,7 +157,7 @@ pub async fn pass_on(office: Arc<Office>) {
     while let Ok(mut rang) = ring.readable().await {
         ring.get_ref().0.silence();
         rang.clear_ready();
-        office.streams.grown.send_replace(office.news.seq());
+        office.grown.send_replace(office.news.seq());
     }
 }
 
@@ -136,7 +166,7 @@ pub async fn pass_on(office: Arc<Office>) {
 /// # Errors
 /// There are too many.
 pub fn follow(caller: Caller, office: &Arc<Office>, wanted: Wanted) -> Result<Response, Problem> {
-    let place = Place::take(caller.peer().uid, office)?;
+    let place = Place::take(caller.holder(), office)?;
     let last = office.news.seq();
     let start = wanted.since_seq.unwrap_or(last);
     // Numbers begin anew with a new journal, as after a reboot.
@@ -144,7 +174,7 @@ pub fn follow(caller: Caller, office: &Arc<Office>, wanted: Wanted) -> Result<Re
     let start = if restarted { 0 } else { start };
     caller.follow();
     let follower = Follower {
-        grown: office.streams.grown.subscribe(),
+        grown: office.grown.subscribe(),
         closing: office.closing.clone(),
         caller,
         since_seq: start,
@@ -255,5 +285,29 @@ impl Wanted {
     fn takes(&self, event: &Event) -> bool {
         self.job.as_ref().is_none_or(|job| *job == event.job)
             && self.kind.as_ref().is_none_or(|kind| *kind == event.kind)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_and_all_of_them_have_so_many_places_beside_those_of_this_host() {
+        let [local, remote] = [LOCAL, REMOTE].map(Followers::new);
+        let at = |host| Holder::at(std::net::IpAddr::from([10, 0, 0, host]));
+        let filled = |followers: &Followers, holder| {
+            (0..100)
+                .take_while(|_| followers.add(holder).is_ok())
+                .count()
+        };
+        assert_eq!([1, 2, 3].map(|host| filled(&remote, at(host))), [16, 16, 0]);
+        let error = format!("{:?}", remote.add(at(3)));
+        assert!(error.contains("32 connections over TCP"), "{error}");
+        assert_eq!(filled(&local, Holder::of_user(7)), 16);
+        let error = format!("{:?}", local.add(Holder::of_user(7)));
+        assert!(error.contains("16 connections of yours"), "{error}");
+        remote.remove(at(1));
+        assert_eq!(filled(&remote, at(3)), 1);
     }
 }

@@ -7,28 +7,25 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use futures_util::future::select;
-use parking_lot::Mutex;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::NoServerSessionStorage;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::task::yield_now;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
-use super::connections::{Holder, Place, STEP, after};
+use super::Office;
+use super::connections::{Entrance, Holder, Place};
 use super::conversation::{Asker, Caller, converse};
-use super::followed::{self, Stamp, Wrong};
+use super::followed::{self, Followed, Taken, Wrong};
 use super::tokens::Tokens;
-use super::{LAST_ANSWERS, Office, routes};
 
 /// TIMEOUT: a handshake is two messages of each side; five seconds are a stopped or hostile peer.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -84,7 +81,7 @@ impl Bound {
     /// [`Unusable`]
     pub fn new(wanted: &ApiListener) -> Result<Self, Unusable> {
         let tokens = Tokens::open(&wanted.tokens)?;
-        let identity = Identity::open(&wanted.certificate, &wanted.key)?;
+        let identity = identity(&wanted.certificate, &wanted.key)?;
         let not_bound = |error| Unusable::Address {
             address: wanted.address,
             error,
@@ -106,65 +103,19 @@ impl Bound {
     }
 }
 
-/// Certificate and key.
-struct Identity {
-    paths: [PathBuf; 2],
-    state: Mutex<State>,
+/// Certificate and key, as TLS takes them. Where they are wrong, those before stay in force.
+type Identity = Followed<ServerConfig>;
+
+fn identity(certificate: &Path, key: &Path) -> Result<Identity, Wrong> {
+    let paths = vec![certificate.to_owned(), key.to_owned()];
+    Followed::open("the API's certificate", paths, read, |_| false)
 }
 
-struct State {
-    stamps: Option<[Stamp; 2]>,
-    config: Arc<ServerConfig>,
-    /// What is wrong with the files as they are now, as it was logged.
-    said: String,
-}
-
-impl Identity {
-    fn open(certificate: &Path, key: &Path) -> Result<Self, Wrong> {
-        let paths = [certificate.to_owned(), key.to_owned()];
-        let (config, stamps) = read(&paths)?;
-        let state = State {
-            stamps: Some(stamps),
-            config,
-            said: String::new(),
-        };
-        Ok(Self {
-            paths,
-            state: Mutex::new(state),
-        })
-    }
-
-    /// What the files say now; where they are wrong, what they said before.
-    fn config(&self) -> Arc<ServerConfig> {
-        let mut state = self.state.lock();
-        let holds = |stamps: &[Stamp; 2]| {
-            let mut both = stamps.iter().zip(&self.paths);
-            both.all(|(stamp, path)| stamp.holds(path))
-        };
-        if !state.stamps.as_ref().is_some_and(holds) {
-            let said = match read(&self.paths) {
-                Ok((config, stamps)) => {
-                    (state.config, state.stamps) = (config, Some(stamps));
-                    String::new()
-                }
-                Err(error) => {
-                    state.stamps = None;
-                    error.to_string()
-                }
-            };
-            if said != state.said {
-                match said.as_str() {
-                    "" => tracing::info!("the API's certificate is as it should be again"),
-                    said => tracing::error!("the API keeps the certificate that it has: {said}"),
-                }
-                state.said = said;
-            }
-        }
-        Arc::clone(&state.config)
-    }
-}
-
-fn read([certificate, key]: &[PathBuf; 2]) -> Result<(Arc<ServerConfig>, [Stamp; 2]), Wrong> {
+fn read(paths: &[PathBuf]) -> Taken<ServerConfig> {
+    // PANIC: `identity` has named two.
+    let [certificate, key] = paths else {
+        unreachable!("a certificate and a key");
+    };
     let wrong = |path: &Path, why: String| Wrong::Text {
         path: path.to_owned(),
         why,
@@ -197,75 +148,65 @@ fn read([certificate, key]: &[PathBuf; 2]) -> Result<(Arc<ServerConfig>, [Stamp;
     // Nothing of a session is kept: each handshake is a whole one.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
-    Ok((Arc::new(config), [of_certificate, of_key]))
+    Ok((config, vec![of_certificate, of_key]))
 }
 
-/// Serves other hosts until the end.
-pub(super) async fn serve(bound: Bound, office: Arc<Office>) {
-    let mut closing = office.closing.clone();
-    let listener = match tokio::net::TcpListener::from_std(bound.listener) {
-        Ok(listener) => listener,
-        Err(error) => return tracing::error!("nobody can connect over TCP: {error}"),
-    };
-    tracing::info!("the API is served at https://{}", bound.address);
-    let (identity, tokens) = (Arc::new(bound.identity), bound.tokens);
-    {
-        let end = pin!(closing.wait_for(|closing| *closing));
-        let taken_in = pin!(take_in(&listener, &office, &identity, &tokens));
-        select(end, taken_in).await;
-    }
-    drop(listener);
-    office.connections.finish(LAST_ANSWERS).await;
+/// The TCP socket.
+pub(super) struct Remote {
+    listener: tokio::net::TcpListener,
+    identity: Arc<Identity>,
+    tokens: Arc<Tokens>,
 }
 
-async fn take_in(
-    listener: &tokio::net::TcpListener,
-    office: &Arc<Office>,
-    identity: &Arc<Identity>,
-    tokens: &Arc<Tokens>,
-) {
-    let routes = routes::router(Arc::clone(office));
-    let mut number = 0;
-    loop {
-        if !office.connections.make_space() {
-            office.connections.wait_for_space().await;
-            continue;
-        }
-        match listener.accept().await {
-            Ok((stream, address)) => {
-                number += 1;
-                let newcomer = Newcomer {
-                    stream,
-                    address: address.ip(),
-                    identity: Arc::clone(identity),
-                    tokens: Arc::clone(tokens),
-                    office: Arc::clone(office),
-                    routes: routes.clone(),
-                };
-                let holder = Holder::at(address.ip());
-                let welcome = |place| welcome(newcomer, place);
-                office.connections.take_in(number, holder, welcome);
-            }
-            Err(error) => after(&error).await,
-        }
-        if number % STEP as u64 == 0 {
-            yield_now().await;
-        }
+impl Remote {
+    /// Begins to listen. Called on the thread that serves it.
+    ///
+    /// # Errors
+    /// That thread's set of descriptors does not take the listener.
+    pub fn new(bound: Bound) -> io::Result<Self> {
+        let listener = tokio::net::TcpListener::from_std(bound.listener)?;
+        tracing::info!("the API is served at https://{}", bound.address);
+        Ok(Self {
+            listener,
+            identity: Arc::new(bound.identity),
+            tokens: bound.tokens,
+        })
     }
 }
 
-struct Newcomer {
+/// Somebody who has connected over TCP.
+pub(super) struct Newcomer {
     stream: TcpStream,
     address: IpAddr,
     identity: Arc<Identity>,
     tokens: Arc<Tokens>,
-    office: Arc<Office>,
-    routes: Router,
 }
 
-/// The handshake, and what follows it.
-async fn welcome(newcomer: Newcomer, place: Place) {
-    let mut stream = newcomer.stream;
+impl Entrance for Remote {
+    type Newcomer = Newcomer;
+
+    async fn next(&mut self) -> io::Result<Option<(Holder, Newcomer)>> {
+        let (stream, address) = self.listener.accept().await?;
+        let address = address.ip();
+        let newcomer = Newcomer {
+            stream,
+            address,
+            identity: Arc::clone(&self.identity),
+            tokens: Arc::clone(&self.tokens),
+        };
+        Ok(Some((Holder::at(address), newcomer)))
+    }
+
+    async fn welcome(newcomer: Newcomer, place: Place, office: Arc<Office>, routes: Router) {
+        if let Some(stream) = shake_hands(newcomer.stream, &newcomer.identity).await {
+            let asker = Asker::Remote(newcomer.tokens, newcomer.address);
+            converse(Caller::new(asker, place, office), stream, routes).await;
+        }
+    }
+}
+
+/// The handshake. `None`: there was none, and nobody is served.
+async fn shake_hands(mut stream: TcpStream, identity: &Identity) -> Option<TlsStream<TcpStream>> {
     let _ = stream.set_nodelay(true);
     let shaken = timeout(HANDSHAKE, async {
         let mut first = [0];
@@ -280,18 +221,19 @@ async fn welcome(newcomer: Newcomer, place: Place) {
             }
             return Ok(None);
         }
-        let acceptor = TlsAcceptor::from(newcomer.identity.config());
-        acceptor.accept(stream).await.map(Some)
+        let config = identity.now().map_err(io::Error::other)?;
+        TlsAcceptor::from(config).accept(stream).await.map(Some)
     });
     match shaken.await {
-        Ok(Ok(Some(stream))) => {
-            let asker = Asker::Remote(newcomer.tokens, newcomer.address);
-            let caller = Caller::new(asker, place, newcomer.office);
-            converse(caller, stream, newcomer.routes).await;
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            tracing::debug!("a handshake of the API has failed: {error}");
+            None
         }
-        Ok(Ok(None)) => {}
-        Ok(Err(error)) => tracing::debug!("a handshake of the API has failed: {error}"),
-        Err(_) => tracing::debug!("a handshake of the API took longer than {HANDSHAKE:?}"),
+        Err(_) => {
+            tracing::debug!("a handshake of the API took longer than {HANDSHAKE:?}");
+            None
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 
-use super::followed::{self, Stamp, Wrong};
+use super::followed::{self, Followed, Taken, Wrong};
 use super::problem::Problem;
 use crate::bearer::{Bearer, Role};
 use crate::who::Peer;
@@ -39,10 +39,8 @@ type Hash = [u8; 32];
 pub struct Shown(Hash);
 
 /// See the module's documentation.
-#[derive(Debug)]
 pub struct Tokens {
-    path: PathBuf,
-    state: Mutex<State>,
+    known: Followed<Vec<Known>>,
     turned_away: Mutex<TurnedAway>,
 }
 
@@ -64,15 +62,6 @@ impl TurnedAway {
         self.logged = Some(now);
         Some(std::mem::take(&mut self.count))
     }
-}
-
-#[derive(Debug)]
-struct State {
-    stamp: Option<Stamp>,
-    /// `Err`: nobody is let in, for that reason.
-    known: Result<Vec<Known>, String>,
-    /// What is wrong with the file as it is now, as it was logged.
-    said: String,
 }
 
 /// A token of the file.
@@ -107,14 +96,11 @@ impl Tokens {
     /// # Errors
     /// [`Wrong`]
     pub fn open(path: &Path) -> Result<Arc<Self>, Wrong> {
-        let (known, stamp) = read(path)?;
+        // Half written, perhaps: then what counted before goes on counting.
+        let ends = |wrong: &Wrong| !matches!(wrong, Wrong::Text { .. });
+        let paths = vec![path.to_owned()];
         Ok(Arc::new(Self {
-            path: path.to_owned(),
-            state: Mutex::new(State {
-                stamp: Some(stamp),
-                known: Ok(known),
-                said: String::new(),
-            }),
+            known: Followed::open("the tokens of the API", paths, read, ends)?,
             turned_away: Mutex::default(),
         }))
     }
@@ -125,8 +111,11 @@ impl Tokens {
     /// It shows no token, or none that counts.
     pub fn identify(&self, head: &HeaderMap, address: IpAddr) -> Result<(Peer, Shown), Problem> {
         let found = shown_in(head).and_then(|token| {
-            let hash: Hash = Sha256::digest(token).into();
-            Ok((Peer::remote(self.bearer(&hash)?), Shown(hash)))
+            // Of another length it is none of ours, and is answered as any wrong one.
+            let fits = (SHORTEST..=LONGEST).contains(&token.len());
+            let hash = fits.then(|| Hash::from(Sha256::digest(token)));
+            let (bearer, hash) = self.bearer(hash)?;
+            Ok((Peer::remote(bearer), Shown(hash)))
         });
         if found.is_err()
             && let Some(count) = self.turned_away.lock().count(Instant::now())
@@ -143,73 +132,29 @@ impl Tokens {
     /// # Errors
     /// It does not any more.
     pub fn still_counts(&self, shown: &Shown, peer: &Peer) -> Result<(), Problem> {
-        let bearer = self.bearer(&shown.0)?;
+        let (bearer, _) = self.bearer(Some(shown.0))?;
         if Peer::remote(bearer) == *peer {
             return Ok(());
         }
         Err(Problem::unauthenticated("the token means something else now").with_hint("ask anew"))
     }
 
-    fn bearer(&self, hash: &Hash) -> Result<Arc<Bearer>, Problem> {
-        let mut state = self.state.lock();
-        state.look(&self.path);
-        let known = match &state.known {
-            Ok(known) => known,
-            Err(why) => {
-                // The path is nobody's business who has shown nothing.
-                tracing::debug!("nobody is let in over TCP: {why}");
-                return Err(Problem::no_tokens());
-            }
-        };
-        let found = find(known, hash)
-            .ok_or_else(|| Problem::unauthenticated("the token is none that counts here"))?;
+    fn bearer(&self, hash: Option<Hash>) -> Result<(Arc<Bearer>, Hash), Problem> {
+        let known = self.known.now().map_err(|why| {
+            // The path is nobody's business who has shown nothing.
+            tracing::debug!("nobody is let in over TCP: {why}");
+            Problem::no_tokens()
+        })?;
+        let found = hash.and_then(|hash| Some((find(&known, &hash)?, hash)));
+        let (found, hash) =
+            found.ok_or_else(|| Problem::unauthenticated("the token is none that counts here"))?;
         if let Some(expires) = found.expires
             && now() >= expires
         {
             let text = format!("the token `{}` has expired at {expires}", found.bearer.name);
             return Err(Problem::unauthenticated(text));
         }
-        Ok(Arc::clone(&found.bearer))
-    }
-}
-
-impl State {
-    /// Goes by the file as it is now.
-    fn look(&mut self, path: &Path) {
-        if self.stamp.as_ref().is_some_and(|stamp| stamp.holds(path)) {
-            return;
-        }
-        let said = match read(path) {
-            Ok((known, stamp)) => {
-                self.stamp = Some(stamp);
-                self.known = Ok(known);
-                String::new()
-            }
-            Err(error) => {
-                self.stamp = None;
-                match &error {
-                    // Half written, perhaps: what counted before goes on counting.
-                    Wrong::Text { .. } => {}
-                    Wrong::Unreadable { .. } | Wrong::Unsafe { .. } => {
-                        self.known = Err(error.to_string());
-                    }
-                }
-                error.to_string()
-            }
-        };
-        if said != self.said {
-            match said.as_str() {
-                "" => tracing::info!("{} is as it should be again", path.display()),
-                said => tracing::error!(
-                    "the tokens of the API: {said}; {}",
-                    match self.known {
-                        Ok(_) => "those that were read last go on counting",
-                        Err(_) => "nobody is let in over TCP",
-                    }
-                ),
-            }
-            self.said = said;
-        }
+        Ok((Arc::clone(&found.bearer), hash))
     }
 }
 
@@ -249,13 +194,17 @@ fn shown_in(head: &HeaderMap) -> Result<&[u8], Problem> {
     }
     let (scheme, token) = field.as_bytes().split_at_checked(7).ok_or_else(wrong)?;
     let token = token.trim_ascii();
-    if !scheme.eq_ignore_ascii_case(b"bearer ") || token.is_empty() || token.len() > LONGEST {
+    if !scheme.eq_ignore_ascii_case(b"bearer ") || token.is_empty() {
         return Err(wrong());
     }
     Ok(token)
 }
 
-fn read(path: &Path) -> Result<(Vec<Known>, Stamp), Wrong> {
+fn read(paths: &[PathBuf]) -> Taken<Vec<Known>> {
+    // PANIC: `open` has named one.
+    let [path] = paths else {
+        unreachable!("one file");
+    };
     let (bytes, stamp) = followed::read(path, true)?;
     let text = |why: String| Wrong::Text {
         path: path.to_owned(),
@@ -267,7 +216,7 @@ fn read(path: &Path) -> Result<(Vec<Known>, Stamp), Wrong> {
         let line = before.matches('\n').count() + 1;
         text(format!("line {line}: {why}"))
     })?;
-    Ok((known, stamp))
+    Ok((known, vec![stamp]))
 }
 
 /// What a file says; an error is where it lies and what is wrong, without a word of the file that
@@ -507,6 +456,50 @@ mod tests {
     }
 
     #[test]
+    fn a_token_of_another_length_is_answered_as_any_wrong_one_whatever_the_file_says_of_it() {
+        use std::os::unix::fs::PermissionsExt;
+        let hex = |token: &[u8]| -> String {
+            let hash = Sha256::digest(token);
+            hash.iter().map(|byte| format!("{byte:02x}")).collect()
+        };
+        let short = &A.as_bytes()[1..];
+        let long = [b'x'; LONGEST + 1];
+        let place = tempfile::tempdir().expect("a directory");
+        let path = place.path().join("tokens");
+        let all = [("a", A.as_bytes()), ("short", short), ("long", &long)];
+        let text: String = all
+            .iter()
+            .map(|(name, token)| {
+                let digits = hex(token);
+                format!(
+                    "[[token]]\nname = \"{name}\"\nrole = \"operator\"\nsha256 = \"{digits}\"\n"
+                )
+            })
+            .collect();
+        std::fs::write(&path, text).expect("written");
+        let mode = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(&path, mode).expect("set");
+        let tokens = Tokens::open(&path).expect("right");
+        let answer = |token: &[u8]| {
+            let mut head = HeaderMap::new();
+            let value = [b"Bearer ", token].concat();
+            let value = axum::http::HeaderValue::from_bytes(&value).expect("a value");
+            head.insert(header::AUTHORIZATION, value);
+            let found = tokens.identify(&head, IpAddr::from([10, 0, 0, 1]));
+            found.map(drop).map_err(|problem| format!("{problem:?}"))
+        };
+        assert_eq!(answer(A.as_bytes()), Ok(()));
+        let wrong = answer(B.as_bytes()).expect_err("not in the file");
+        for token in [short, &long[..], b"x"] {
+            assert_eq!(answer(token), Err(wrong.clone()), "{} bytes", token.len());
+        }
+        // Where nobody can be known, too.
+        std::fs::remove_file(&path).expect("removed");
+        let wrong = answer(B.as_bytes()).expect_err("no file");
+        assert_eq!(answer(short), Err(wrong));
+    }
+
+    #[test]
     fn a_head_shows_one_token_or_none() {
         let head = |values: &[&[u8]]| {
             let mut head = HeaderMap::new();
@@ -518,15 +511,7 @@ mod tests {
         };
         assert_eq!(head(&[b"Bearer abc"]), Some(b"abc".to_vec()));
         assert_eq!(head(&[b"bEARER  abc "]), Some(b"abc".to_vec()));
-        let long = [b"Bearer ".to_vec(), vec![b'x'; LONGEST + 1]].concat();
-        for value in [
-            &b""[..],
-            b"Bearer",
-            b"Bearer ",
-            b"Basic abc",
-            b"Bearerabc",
-            &long,
-        ] {
+        for value in [&b""[..], b"Bearer", b"Bearer ", b"Basic abc", b"Bearerabc"] {
             assert_eq!(head(&[value]), None, "{value:?}");
         }
         assert_eq!(head(&[]), None);
