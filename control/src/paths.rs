@@ -1,4 +1,5 @@
-//! Where an arbiter keeps its sockets and files, and whether that place can be trusted.
+//! Where an arbiter keeps its sockets and files, and whether that place can be trusted; where a
+//! host has its driver.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,6 +11,23 @@ use std::path::{Path, PathBuf};
 pub const SYSTEM_DIR: &str = "/run/sublet";
 /// Overrides every other rule.
 pub const RUNTIME_DIR_VAR: &str = "SUBLET_RUNTIME_DIR";
+/// The driver's name towards programs: the CUDA driver's SONAME on Linux.
+pub const DRIVER_NAME: &str = "libcuda.so.1";
+/// Where distributions, container runtimes and WSL put the driver, in the order in which it is
+/// looked for there.
+pub const DRIVER_DIRS: [&str; 11] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/lib64",
+    "/lib",
+    "/usr/local/nvidia/lib64",
+    "/usr/lib64/nvidia",
+    "/usr/local/cuda/compat",
+    "/run/opengl-driver/lib",
+    "/usr/lib/wsl/lib",
+];
 
 /// The directory of one arbiter. Which one is decided by [`find`](Self::find); whether it is fit by
 /// [`verify`](Self::verify) or [`ensure`](Self::ensure).

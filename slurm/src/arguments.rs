@@ -7,20 +7,6 @@ use control::{parse_bytes, parse_span, paths};
 
 /// Where a package puts the preload library.
 const LIBRARY: &str = "/usr/lib/sublet/libsublet.so";
-/// Where distributions, container runtimes and WSL put the driver: as `sublet run` looks for it.
-const DRIVER_DIRS: [&str; 11] = [
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/lib64",
-    "/lib",
-    "/usr/local/nvidia/lib64",
-    "/usr/lib64/nvidia",
-    "/usr/local/cuda/compat",
-    "/run/opengl-driver/lib",
-    "/usr/lib/wsl/lib",
-];
 /// TIMEOUT: an arbiter answers in milliseconds, and waits a second for a slow disk. A step should
 /// not be held up for longer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -106,16 +92,19 @@ impl Arguments {
     /// There is none.
     pub fn driver(&self) -> Result<PathBuf, String> {
         if let Some(sim) = &self.sim {
-            return Ok(sim.join("libcuda.so.1"));
+            return Ok(sim.join(paths::DRIVER_NAME));
         }
         if let Some(driver) = &self.driver {
             return Ok(driver.clone());
         }
-        let usual = DRIVER_DIRS.map(|dir| Path::new(dir).join("libcuda.so.1"));
+        let usual = paths::DRIVER_DIRS.map(|dir| Path::new(dir).join(paths::DRIVER_NAME));
         let found = usual.into_iter().find(|path| path.exists());
         found.ok_or_else(|| {
-            "this node has no libcuda.so.1 in the usual places: give driver=FILE in plugstack.conf"
-                .into()
+            format!(
+                "this node has no {} in {}: give driver=FILE in plugstack.conf",
+                paths::DRIVER_NAME,
+                paths::DRIVER_DIRS.join(", ")
+            )
         })
     }
 }

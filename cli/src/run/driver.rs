@@ -5,27 +5,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use control::paths::{DRIVER_DIRS, DRIVER_NAME};
+
 use super::elf;
 use super::install::Install;
 use super::ld_cache;
-
-/// The driver's name towards programs: the CUDA driver's SONAME on Linux.
-pub const DRIVER_NAME: &str = "libcuda.so.1";
-
-/// Where distributions, container runtimes and WSL put the driver.
-const USUAL_DIRS: [&str; 11] = [
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/lib64",
-    "/lib",
-    "/usr/local/nvidia/lib64",
-    "/usr/lib64/nvidia",
-    "/usr/local/cuda/compat",
-    "/run/opengl-driver/lib",
-    "/usr/lib/wsl/lib",
-];
 
 /// The library, and whether it is the simulated one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,7 +114,7 @@ fn candidates(library_path: Option<&OsStr>, cache: &[u8]) -> impl Iterator<Item 
         .into_iter()
         .map(|dir| dir.join(DRIVER_NAME))
         .chain(ld_cache::lookup(cache, DRIVER_NAME))
-        .chain(USUAL_DIRS.map(|dir| Path::new(dir).join(DRIVER_NAME)))
+        .chain(DRIVER_DIRS.map(|dir| Path::new(dir).join(DRIVER_NAME)))
 }
 
 /// A library for this machine that is neither ours nor one of the toolkit's stubs, which only link.
