@@ -18,7 +18,7 @@ use control::{ArbiterStatus, Class, ControlError, JobState, check_name};
 use policy::PolicyError;
 
 use super::past::{Pairs, Solos};
-use super::{Config, Hook};
+use super::{Config, Hook, NodeEntry};
 use crate::live::placement::{Candidate, DecideRequest, Decided, JobProfile, Unfit};
 use crate::live::records::NodeRecord;
 use check::check;
@@ -146,14 +146,13 @@ impl Hook {
         });
         let beside = candidates.iter().flat_map(|one| &one.residents);
         let beside = beside
-            .filter(|other| judge::own_kind(other) == job.kind)
+            // Of a job that only its node reports, the kind is its name: no engine has said it.
+            .filter(|other| {
+                let is_said = other.kind != other.id && other.kind == job.kind;
+                is_said || (!job.id.is_empty() && other.id == job.id)
+            })
             .filter_map(|other| Some((other.busy?, other.confidence.unwrap_or(0.0))));
-        // What its node's arbiter calls it, for a question about a job that is there already.
-        let nodes = self.nodes.values();
-        let reported = nodes
-            .flat_map(|node| node.residents.values().flatten())
-            .filter(|other| *other.name == *job.kind)
-            .filter_map(|other| Some((other.busy?, other.confidence?)));
+        let reported = self.reported(&job.id);
         let earlier = self.metered(&job.kind, job.gpus.max(1));
         let earlier = earlier.map(|metered| (metered.busy, REMEMBERED));
         let all = own.chain(beside).chain(reported).chain(earlier);
@@ -161,6 +160,20 @@ impl Hook {
             (job.busy, job.confidence) = (Some(busy), Some(confidence));
         }
         job
+    }
+
+    /// How busy the job of this id is, for a question about one that runs already: its node's
+    /// arbiter calls it by its id. A kind is no name: another user's job may be called so. Nor does
+    /// a name say which job is meant where jobs of several nodes have it.
+    fn reported(&self, id: &str) -> Option<(f64, f64)> {
+        let on_node = |node: &NodeEntry| {
+            let mut all = node.residents.values().flatten();
+            all.find(|other| !id.is_empty() && *other.name == *id)
+                .map(|other| other.busy.zip(other.confidence))
+        };
+        let mut found = self.nodes.values().filter_map(on_node);
+        let first = found.next()?;
+        first.filter(|_| found.next().is_none())
     }
 }
 

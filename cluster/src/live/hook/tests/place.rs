@@ -402,6 +402,72 @@ fn what_nodes_report_counts_and_what_they_do_not_have_is_out() {
 }
 
 #[test]
+fn a_job_that_is_called_like_a_kind_is_not_taken_for_one_of_that_kind() {
+    let mut world = World::new(&[1, 1], Some("util-sum"));
+    world.until("the nodes are heard", 10.0, |world| {
+        world.hook().state.gpus() == 2
+    });
+    let there = JobProfile {
+        busy: Some(0.4),
+        confidence: Some(0.8),
+        ..job("other", 0.5, 8)
+    };
+    let metered = |name: &str| JobStatus {
+        name: name.into(),
+        devices: vec![control::JobDevice {
+            uuid: "GPU-0".into(),
+            mem_limit_bytes: Some(GIB),
+            ..control::JobDevice::default()
+        }],
+        profile: Some(Box::new(control::Profile {
+            busy_fraction: 0.1,
+            confidence: 0.9,
+            ..control::Profile::default()
+        })),
+        ..JobStatus::default()
+    };
+    let report = |world: &mut World, node: usize| {
+        let arbiter = ArbiterStatus {
+            jobs: vec![metered("resnet")],
+            ..ArbiterStatus::default()
+        };
+        let report = Report {
+            instance: format!("n{node}-1"),
+            arbiter: Some(arbiter),
+            ..Report::default()
+        };
+        let now = world.now();
+        world
+            .hook()
+            .report(&format!("n{node}"), report, now)
+            .unwrap();
+    };
+    let elsewhere = device("elsewhere", "GPU-9", vec![there]);
+    let own = Candidate {
+        node: "n0".into(),
+        uuid: "GPU-0".into(),
+        ..Candidate::default()
+    };
+    let ask = |world: &mut World, id: &str, candidates: &[&Candidate]| {
+        let asked = JobProfile {
+            id: id.into(),
+            ..job("resnet", 0.25, 4)
+        };
+        let candidates = candidates.iter().copied().cloned();
+        decide(world.hook(), asked, candidates.collect())
+    };
+    report(&mut world, 0);
+    let other = ask(&mut world, "slurm.9", &[&elsewhere, &own]);
+    assert_eq!(other.node, "", "somebody's job that is called `resnet`");
+    // The job itself, by its name on the node; not where two nodes have one of that name.
+    let itself = ask(&mut world, "resnet", &[&elsewhere]);
+    assert_eq!(itself.node, "elsewhere", "{itself:?}");
+    report(&mut world, 1);
+    let either = ask(&mut world, "resnet", &[&elsewhere]);
+    assert_eq!(either.node, "", "which of the two is meant?");
+}
+
+#[test]
 fn questions_that_cannot_be_meant_are_refused_with_their_value() {
     let (_dir, hook) = hook(Some("trial"));
     let wrong = |change: &dyn Fn(&mut DecideRequest)| {
