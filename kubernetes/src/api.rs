@@ -6,7 +6,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -49,12 +49,14 @@ pub enum ApiError {
 }
 
 /// The API server.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Api {
     agent: Agent,
     server: String,
     /// Read at each question: it is replaced every hour.
     token_file: Option<PathBuf>,
+    /// When those who wait for an answer give up.
+    end: Option<Instant>,
 }
 
 /// How a body changes what is there.
@@ -113,7 +115,17 @@ impl Api {
             agent: config.new_agent(),
             server: server.trim_end_matches('/').to_owned(),
             token_file,
+            end: None,
         })
+    }
+
+    /// The same server, for questions that are all answered by then, or have failed.
+    #[must_use]
+    pub fn until(&self, end: Instant) -> Self {
+        Self {
+            end: Some(end),
+            ..self.clone()
+        }
     }
 
     /// The server and the account of the pod that this runs in.
@@ -153,6 +165,21 @@ impl Api {
             Err(ApiError::NotFound { .. }) => Ok(None),
             answer => answer.map(Some),
         }
+    }
+
+    /// What is at a path, read; `None`: nothing.
+    ///
+    /// # Errors
+    /// [`ApiError`], also where it is something else.
+    pub fn read<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.get(path)? else {
+            return Ok(None);
+        };
+        let read = serde_json::from_value(value).map_err(|error| ApiError::Away {
+            server: self.server.clone(),
+            error: format!("{path} cannot be read: {error}"),
+        });
+        read.map(Some)
     }
 
     /// All that a path lists, in pages; `query` begins with `&`.
@@ -277,7 +304,18 @@ impl Api {
         &self,
         request: ureq::RequestBuilder<B>,
     ) -> Result<ureq::RequestBuilder<B>, ApiError> {
-        let request = request.header("Accept", "application/json");
+        let mut request = request.header("Accept", "application/json");
+        if let Some(end) = self.end {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ApiError::Away {
+                    server: self.server.clone(),
+                    error: "no time is left for another question".into(),
+                });
+            }
+            let limit = left.min(PATIENCE);
+            request = request.config().timeout_global(Some(limit)).build();
+        }
         let Some(path) = &self.token_file else {
             return Ok(request);
         };

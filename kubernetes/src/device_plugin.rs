@@ -305,8 +305,9 @@ impl Service for Plugin {
             }),
             v1beta1::PREFERRED => {
                 grpc::unary(call, move |asked: v1beta1::PreferredAllocationRequest| {
+                    let (owners, records) = (self.follower.owners(), self.shares.all());
                     let chosen = self.follower.cluster.as_ref();
-                    let chosen = chosen.map(|cluster| cluster.chosen(&self.follower.owners()));
+                    let chosen = chosen.map(|cluster| cluster.chosen(&owners, &records));
                     // Without an answer the tightest device does.
                     let chosen = chosen.and_then(Result::ok).unwrap_or_default();
                     let responses = asked.container_requests.iter().map(|one| {

@@ -132,7 +132,7 @@ impl Object {
         before.into_iter().fold(together, u64::max)
     }
 
-    /// The share that a pod's annotation asks for; `None`: it does not say.
+    /// The share that a pod's annotation asks for, 0: none; `None`: it does not say.
     ///
     /// # Errors
     /// What is written there, and what to write instead.
@@ -141,6 +141,11 @@ impl Object {
             return Ok(None);
         };
         let short: String = text.chars().take(SHARE_CHARS).collect();
+        let number = short.trim();
+        let number = number.strip_suffix('%').unwrap_or(number);
+        if short == text && number.parse() == Ok(0.0) {
+            return Ok(Some(0.0));
+        }
         match kinds::Share::parse(&short) {
             Ok(share) if short == text => Ok(Some(share)),
             Ok(_) => Err(format!(
@@ -173,7 +178,7 @@ impl Object {
             ));
         }
         Ok(Some(Wish {
-            share: self.share_asked()?,
+            share: self.share_asked()?.filter(|share| *share > 0.0),
             ..self.counts_as()
         }))
     }
@@ -185,7 +190,10 @@ impl Object {
             kind: self.kind(),
             job: self.job().map(ToOwned::to_owned),
             memory_gib: self.memory_gib(),
-            share: self.share_asked().unwrap_or_default(),
+            share: self
+                .share_asked()
+                .unwrap_or_default()
+                .filter(|share| *share > 0.0),
         }
     }
 
@@ -242,7 +250,10 @@ mod tests {
         assert_eq!(asked("0.25"), Ok(Some(0.25)));
         assert_eq!(asked(" 40% "), Ok(Some(0.4)));
         assert_eq!(Object::default().share_asked(), Ok(None));
-        for text in ["", "0", "1.1", "101%", "-0.1", "NaN", "inf", "half"] {
+        for none in ["0", "0.0", " 0% "] {
+            assert_eq!(asked(none), Ok(Some(0.0)), "{none}");
+        }
+        for text in ["", "%", "1.1", "101%", "-0.1", "NaN", "inf", "half"] {
             let error = asked(text).unwrap_err();
             assert!(error.contains("such as 0.5"), "{text}: {error}");
         }

@@ -33,6 +33,13 @@ pub struct Record {
     pub pod: Option<Pod>,
 }
 
+impl Record {
+    /// Whose it is for good: units are given to a container once. `None`: that is not known yet.
+    pub fn settled(&self) -> Option<&Pod> {
+        self.pod.as_ref().filter(|pod| !pod.uid.is_empty())
+    }
+}
+
 /// A pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(default)]

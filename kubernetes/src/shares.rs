@@ -254,7 +254,8 @@ impl Shares {
         Ok(())
     }
 
-    /// Notes whose the shares of a key are, if they are still those that had this number.
+    /// Notes whose the shares of a key are, if they are still those that had this number, and if
+    /// that is not settled.
     ///
     /// # Errors
     /// [`ShareError`]; it is as it was then.
@@ -263,7 +264,8 @@ impl Shares {
         let Some(record) = state.known.get_mut(key) else {
             return Ok(());
         };
-        if record.made == made && record.pod.as_ref() != Some(pod) {
+        let is_settled = record.settled().is_some();
+        if record.made == made && !is_settled && record.pod.as_ref() != Some(pod) {
             let changed = Record {
                 title: pod.title(),
                 pod: Some(pod.clone()),

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -16,6 +17,9 @@ struct Inner {
     objects: Mutex<BTreeMap<String, Value>>,
     asked: Mutex<Vec<Asked>>,
     away: AtomicBool,
+    /// Questions whose path contains this wait; empty: none does.
+    held: Mutex<String>,
+    let_go: Condvar,
 }
 
 /// The server; it serves until the test's process ends.
@@ -82,6 +86,13 @@ impl ApiServer {
         looks.count()
     }
 
+    /// From here on questions whose path contains this wait, until another part is named; with an
+    /// empty one nobody waits. One whose asker hangs up meanwhile is not carried out.
+    pub fn holds(&self, part: &str) {
+        part.clone_into(&mut self.inner.held.lock().unwrap());
+        self.inner.let_go.notify_all();
+    }
+
     /// From here on it hangs up on everybody, or serves again.
     pub fn is_away(&self, away: bool) {
         self.inner.away.store(away, Ordering::SeqCst);
@@ -96,6 +107,9 @@ impl Inner {
             if self.away.load(Ordering::SeqCst) {
                 return;
             }
+            if !self.waits(&path, stream) {
+                return;
+            }
             let (status, answer) = self.answer(&method, &path, body);
             let text = answer.to_string();
             let said = format!(
@@ -107,6 +121,21 @@ impl Inner {
                 return;
             }
         }
+    }
+
+    /// Waits as long as such a question is held; false: its asker has hung up.
+    fn waits(&self, path: &str, stream: &TcpStream) -> bool {
+        let mut held = self.held.lock().unwrap();
+        let mut has_waited = false;
+        while !held.is_empty() && path.contains(held.as_str()) {
+            if has_hung_up(stream) {
+                return false;
+            }
+            has_waited = true;
+            let looks = Duration::from_millis(20);
+            held = self.let_go.wait_timeout(held, looks).unwrap().0;
+        }
+        !(has_waited && has_hung_up(stream))
     }
 
     fn answer(&self, method: &str, whole: &str, body: Value) -> (u16, Value) {
@@ -159,11 +188,26 @@ impl Inner {
                 let Some(object) = objects.get_mut(path) else {
                     return missing;
                 };
+                let uid = &body["metadata"]["uid"];
+                if !uid.is_null() && *uid != object["metadata"]["uid"] {
+                    let said = json!({"message": "Precondition failed: UID in precondition"});
+                    return (409, said);
+                }
                 merge(object, &body);
                 (200, object.clone())
             }
             _ => (405, json!({"message": "not here"})),
         }
+    }
+}
+
+fn has_hung_up(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).expect("a socket");
+    let seen = stream.peek(&mut [0]);
+    stream.set_nonblocking(false).expect("a socket");
+    match seen {
+        Ok(count) => count == 0,
+        Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
     }
 }
 

@@ -152,6 +152,74 @@ fn a_pod_that_goes_while_the_plugin_is_down_leaves_nothing() {
 }
 
 #[test]
+fn a_pod_made_anew_under_its_name_has_nothing_of_the_one_before() {
+    let node = Node::new();
+    let _arbiter = node.sandbox.arbiter();
+    let kubelet = Kubelet::start(&node.kubelet_dir());
+    let _plugin = node.plugin("device-plugin", &[]);
+    let units = kubelet.watch("devices are healthy", healthy);
+    let shares = || {
+        let jobs = node.sandbox.jobs().into_iter();
+        let jobs = jobs.filter(|job| job.state != control::JobState::Gone);
+        jobs.map(|job| job.share_asked).collect::<Vec<_>>()
+    };
+    kubelet.allocate(&units[..3]).expect("allocated");
+    kubelet.has("p", &units[..3]);
+    node.pod("p", "1", "0.25");
+    node.status("p", "a share of 0.25 is in force");
+
+    // The kubelet ends the first one still, and lists its units by the name of both.
+    let before = node.api.changes().len();
+    node.pod("p", "2", "0.5");
+    let looks = node.api.looks();
+    wait_until("the plugin has looked", || {
+        (node.api.looks() >= looks + 2).then_some(())
+    });
+    assert_eq!(node.annotation("p", "sublet.dev/gpu"), None);
+    assert_eq!(node.annotation("p", "sublet.dev/status"), None);
+    assert_eq!(node.api.changes().len(), before, "nothing is written on it");
+    assert_eq!(shares(), [Some(0.25)], "and what the first one has stays");
+
+    kubelet.allocate(&units[3..6]).expect("allocated");
+    kubelet.has("p", &units[3..6]);
+    node.status("p", "a share of 0.5 is in force");
+    wait_until("what the first one had is undone", || {
+        (shares() == [Some(0.5)]).then_some(())
+    });
+}
+
+#[test]
+fn a_kubelet_that_does_not_list_takes_nothing_from_anybody() {
+    let node = Node::new();
+    let mut arbiter = node.sandbox.arbiter();
+    let kubelet = Kubelet::start(&node.kubelet_dir());
+    let mut plugin = node.plugin("device-plugin", &[]);
+    let units = kubelet.watch("devices are healthy", healthy);
+    let id = cdi_id(&kubelet.allocate(&units[..3]).expect("allocated"));
+    kubelet.has("p", &units[..3]);
+    node.pod("p", "1", "0.25");
+    node.status("p", "a share of 0.25 is in force");
+    kubelet.stops_listing();
+    node.delete_pod("p");
+    // Each is seen in a look of its own.
+    arbiter.kill();
+    let _ = arbiter.wait();
+    kubelet.watch("devices are not healthy", |devices| !healthy(devices));
+    let _arbiter = node.sandbox.arbiter();
+    kubelet.watch("devices are healthy again", healthy);
+    assert!(node.cdi(&id).is_some(), "it may run still");
+    drop(kubelet);
+    let _kubelet = Kubelet::start(&node.kubelet_dir());
+    wait_until("what the pod had is undone", || {
+        node.is_clean().then_some(())
+    });
+    plugin.kill();
+    let said = plugin.wait().stderr;
+    let why = "does not say which pod has which units: No such file";
+    assert_eq!(said.matches(why).count(), 1, "once: {said}");
+}
+
+#[test]
 fn containers_of_one_pod_that_each_ask_are_promised_no_time() {
     let node = Node::new();
     let _arbiter = node.sandbox.arbiter();
@@ -161,9 +229,19 @@ fn containers_of_one_pod_that_each_ask_are_promised_no_time() {
     kubelet.allocate(&units[..1]).expect("allocated");
     kubelet.allocate(&units[1..3]).expect("allocated");
     node.pod("p", "1", "0.25");
-    kubelet.has("p", &units[..3]);
+    kubelet.containers_have("p", &[("side", &units[1..3]), ("main", &units[..1])]);
     let said = node.status("p", "2 containers of the pod");
-    assert!(said.contains("a share of 0 stays in force"), "{said}");
+    assert!(said.starts_with("refused: "), "{said}");
+    let each = "main: no share is promised; side: no share is promised";
+    assert!(said.ends_with(&format!("; {each}")), "{said}");
+    let changes = node.api.changes().len();
+    let looks = node.api.looks();
+    wait_until("the plugin has looked again", || {
+        (node.api.looks() >= looks + 2).then_some(())
+    });
+    assert_eq!(node.api.changes().len(), changes, "one status for both");
+    node.pod("p", "1", "0");
+    assert_eq!(node.status("p", "main"), each, "no share is what they have");
     let promised = node.sandbox.jobs().into_iter();
     let promised: Vec<_> = promised.filter_map(|job| job.share_asked).collect();
     assert_eq!(promised, [0.0; 0]);

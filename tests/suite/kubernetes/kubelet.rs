@@ -102,18 +102,29 @@ impl Kubelet {
 
     /// Says that a pod has these units, and that no other has any.
     pub fn has(&self, pod: &str, units: &[String]) {
-        let devices = ContainerDevices {
-            resource_name: RESOURCE.into(),
-            device_ids: units.to_vec(),
-        };
+        self.containers_have(pod, &[("c", units)]);
+    }
+
+    /// Says that containers of a pod have these units, and that no other pod has any.
+    pub fn containers_have(&self, pod: &str, units: &[(&str, &[String])]) {
+        let containers = units.iter().map(|(name, units)| ContainerResources {
+            name: (*name).into(),
+            devices: vec![ContainerDevices {
+                resource_name: RESOURCE.into(),
+                device_ids: units.to_vec(),
+            }],
+        });
         self.seen.lock().unwrap().pods = vec![PodResources {
             name: pod.into(),
             namespace: "default".into(),
-            containers: vec![ContainerResources {
-                name: "c".into(),
-                devices: vec![devices],
-            }],
+            containers: containers.collect(),
         }];
+    }
+
+    /// Removes the socket by which it says who has what.
+    pub fn stops_listing(&self) {
+        let socket = self.dir.join("pod-resources/kubelet.sock");
+        fs::remove_file(socket).expect("its socket");
     }
 
     /// Says that no pod has any.
