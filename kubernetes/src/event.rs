@@ -1,4 +1,10 @@
 //! Events on pods, for those who describe them (`core/v1`).
+//!
+//! They are written by a thread of their own: an event that fails, or that takes its time, keeps
+//! nobody waiting.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
 
 use serde_json::{Value, json};
 
@@ -11,6 +17,9 @@ const MESSAGE_BYTES: usize = 1024;
 /// Characters of the pod in the event's name, which may have 253 with the rest.
 const NAME_CHARS: usize = 200;
 
+/// Events that wait to be written; what comes beyond is left out.
+const WAITING: usize = 256;
+
 /// How much it matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -20,20 +29,52 @@ pub enum Kind {
 
 /// An event on a pod.
 #[derive(Debug)]
-pub struct Event<'a> {
-    pub pod: &'a str,
-    pub namespace: &'a str,
-    pub uid: &'a str,
+pub struct Event {
+    pub pod: String,
+    pub namespace: String,
+    pub uid: String,
     pub kind: Kind,
     /// One word in upper camel case.
-    pub reason: &'a str,
+    pub reason: &'static str,
     pub message: String,
 }
 
-impl Event<'_> {
+/// Where events are queued until they are written.
+#[derive(Debug)]
+pub struct Events(SyncSender<Event>);
+
+impl Events {
+    /// Events for this API server. The thread that writes them ends with this.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn start(api: Api) -> std::io::Result<Self> {
+        let (sender, receiver) = sync_channel(WAITING);
+        let write = move || write(&api, &receiver);
+        thread::Builder::new().name("events".into()).spawn(write)?;
+        Ok(Self(sender))
+    }
+
+    /// Queues an event. It is written when those before it are.
+    pub fn queue(&self, event: Event) {
+        if self.0.try_send(event).is_err() {
+            crate::say!("{WAITING} events wait for the API server: one more is left out");
+        }
+    }
+}
+
+fn write(api: &Api, events: &Receiver<Event>) {
+    for event in events {
+        if let Err(error) = event.post(api) {
+            crate::say!("{}/{}: {error}", event.namespace, event.pod);
+        }
+    }
+}
+
+impl Event {
     /// # Errors
     /// [`ApiError`]
-    pub fn post(&self, api: &Api) -> Result<(), ApiError> {
+    fn post(&self, api: &Api) -> Result<(), ApiError> {
         let object = self.object(jiff::Timestamp::now());
         let path = format!("/api/v1/namespaces/{}/events", self.namespace);
         api.post(&path, &object).map(drop)
@@ -79,9 +120,9 @@ mod tests {
     #[test]
     fn an_event_stays_within_what_a_server_takes() {
         let event = Event {
-            pod: &"p".repeat(253),
-            namespace: "d",
-            uid: "1",
+            pod: "p".repeat(253),
+            namespace: "d".into(),
+            uid: "1".into(),
             kind: Kind::Warning,
             reason: "PlacedByFit",
             message: format!("x{}", "\u{e9}".repeat(2000)),

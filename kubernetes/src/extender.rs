@@ -8,8 +8,12 @@
 //! cluster's hook, where there is one: of all nodes when pods are filtered, and of the node that
 //! the scheduler has taken when a pod is bound. Without an answer the tightest fit is taken, with
 //! the reason.
+//!
+//! Each question has an end by which it is answered. What was not done by then is not done later: a
+//! scheduler that has given up sends the pod elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -18,7 +22,7 @@ use serde_json::{Value, json};
 
 use crate::advice::{Adviser, Placed, Question};
 use crate::api::{Api, ApiError, Patch, is_name};
-use crate::event::{self, Event};
+use crate::event::{Event, Events, Kind};
 use crate::fit::{self, Candidate, Choice, Wish};
 use crate::http_server::{Answer, problem};
 use crate::objects::Object;
@@ -104,34 +108,45 @@ struct Given {
 pub struct Extender {
     api: Api,
     adviser: Option<Adviser>,
+    events: Events,
+    limit: Duration,
     picture: Mutex<Picture>,
     /// By uid.
     notes: Mutex<BTreeMap<String, Note>>,
 }
 
 impl Extender {
-    /// Without an adviser pods go where they fit most tightly.
-    pub fn new(api: Api, adviser: Option<Adviser>) -> Self {
-        Self {
+    /// Without an adviser pods go where they fit most tightly. `limit`: how long a question takes
+    /// at most; half of it is the hook's.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn new(api: Api, adviser: Option<Adviser>, limit: Duration) -> io::Result<Self> {
+        Ok(Self {
+            events: Events::start(api.clone())?,
             api,
             adviser,
+            limit,
             picture: Mutex::default(),
             notes: Mutex::default(),
-        }
+        })
     }
 
     /// Answers one question.
     pub fn answer(&self, method: &str, path: &str, body: &[u8]) -> Answer {
+        let end = Instant::now() + self.limit;
         match (method, path) {
             ("GET", "/healthz") => ok(&json!("ok")),
-            ("POST", "/filter") => read(body).map_or_else(|bad| bad, |args| ok(&self.filter(args))),
+            ("POST", "/filter") => {
+                read(body).map_or_else(|bad| bad, |args| ok(&self.filter(args, end)))
+            }
             ("POST", "/prioritize") => {
-                read(body).map_or_else(|bad| bad, |args| ok(&self.prioritize(args)))
+                read(body).map_or_else(|bad| bad, |args| ok(&self.prioritize(args, end)))
             }
             ("POST", "/bind") => read(body).map_or_else(
                 |bad| bad,
                 |binding| {
-                    let error = self.bind(&binding).err().unwrap_or_default();
+                    let error = self.bind(&binding, end).err().unwrap_or_default();
                     ok(&json!({"Error": error}))
                 },
             ),
@@ -143,13 +158,15 @@ impl Extender {
     }
 
     /// Looks at the cluster, if the last look is old.
-    fn look(&self) -> Result<parking_lot::MutexGuard<'_, Picture>, ApiError> {
-        let mut picture = self.picture.lock();
-        picture.refresh(&self.api, Instant::now())?;
+    fn look(&self, end: Instant) -> Result<parking_lot::MutexGuard<'_, Picture>, String> {
+        let picture = self.picture.try_lock_until(end);
+        let mut picture = picture.ok_or("another question still lists the cluster's pods")?;
+        let looked = picture.refresh(&self.api.until(end), Instant::now());
+        looked.map_err(|error| error.to_string())?;
         Ok(picture)
     }
 
-    fn filter(&self, args: Args) -> Filtered {
+    fn filter(&self, args: Args, end: Instant) -> Filtered {
         let failed = |error: String| Filtered {
             error,
             ..Filtered::default()
@@ -177,9 +194,9 @@ impl Extender {
             }
         };
         let uid = &pod.metadata.uid;
-        let picture = match self.look() {
+        let picture = match self.look(end) {
             Ok(picture) => picture,
-            Err(error) => return failed(error.to_string()),
+            Err(error) => return failed(error),
         };
         let refused = self.refused(uid);
         let (mut failed_nodes, mut candidates) = (BTreeMap::new(), Vec::new());
@@ -194,7 +211,7 @@ impl Extender {
         }
         // The hook may take its time: others are answered meanwhile.
         drop(picture);
-        failed_nodes.extend(self.advised_against(uid, &wish, &candidates));
+        failed_nodes.extend(self.advised_against(uid, &wish, &candidates, end));
         Filtered {
             failed_nodes: failed_nodes.clone(),
             ..kept(&args, &|name| !failed_nodes.contains_key(name))
@@ -208,9 +225,10 @@ impl Extender {
         uid: &str,
         wish: &Wish,
         candidates: &[Candidate],
+        end: Instant,
     ) -> BTreeMap<String, String> {
         let mut against = BTreeMap::new();
-        let Some(Ok(placed)) = self.advice(wish, candidates) else {
+        let Some(Ok(placed)) = self.advice(wish, candidates, end) else {
             self.note(uid, |note| note.node = None);
             return against;
         };
@@ -245,12 +263,20 @@ impl Extender {
     }
 
     /// What the hook says of a pod and devices that fit; `None`: there is no hook, or no device.
-    fn advice(&self, wish: &Wish, fitting: &[Candidate]) -> Option<Result<Placed, String>> {
+    fn advice(
+        &self,
+        wish: &Wish,
+        fitting: &[Candidate],
+        end: Instant,
+    ) -> Option<Result<Placed, String>> {
         let adviser = self.adviser.as_ref().filter(|_| !fitting.is_empty())?;
-        let placed = adviser.ask(Question {
+        let question = Question {
             wish: wish.clone(),
             candidates: fitting.to_vec(),
-        });
+        };
+        // The rest is for what has to be written then.
+        let left = end.saturating_duration_since(Instant::now()) / 2;
+        let placed = adviser.ask(question, left);
         Some(placed.and_then(|placed| {
             let is_it = |one: &Candidate| {
                 one.node == placed.node && one.uuid.eq_ignore_ascii_case(&placed.device)
@@ -312,14 +338,14 @@ impl Extender {
         Ok((askable(fitting), Fitting { tightest, reason }))
     }
 
-    fn prioritize(&self, args: Args) -> Vec<Priority> {
+    fn prioritize(&self, args: Args, end: Instant) -> Vec<Priority> {
         let names = names(&args);
         let wish = args.pod.as_ref().and_then(|pod| pod.wish().ok().flatten());
         let uid = args.pod.map(|pod| pod.metadata.uid).unwrap_or_default();
         let wanted = wish
             .as_ref()
-            .and_then(|wish| self.wanted(&uid, wish, &names));
-        let picture = self.look();
+            .and_then(|wish| self.wanted(&uid, wish, &names, end));
+        let picture = self.look(end);
         let scores = names.into_iter().map(|host| {
             let score = match (&wish, &picture) {
                 (Some(_), Ok(_)) if wanted.as_ref() == Some(&host) => BEST,
@@ -339,7 +365,7 @@ impl Extender {
 
     /// Which of these nodes the hook wants for a pod: as it said when the pod was filtered, else it
     /// is asked now.
-    fn wanted(&self, uid: &str, wish: &Wish, names: &[String]) -> Option<String> {
+    fn wanted(&self, uid: &str, wish: &Wish, names: &[String], end: Instant) -> Option<String> {
         let noted = {
             let notes = self.notes.lock();
             let note = notes.get(uid).filter(|note| note.since.elapsed() < NOTED);
@@ -352,16 +378,26 @@ impl Extender {
             _ => {}
         }
         let candidates: Vec<Candidate> = {
-            let picture = self.look().ok()?;
+            let picture = self.look(end).ok()?;
             let fitting = names.iter();
             let fitting = fitting.filter_map(|name| Self::on_node(&picture, wish, name, uid).ok());
             fitting.flat_map(|(all, _)| all).collect()
         };
-        let placed = self.advice(wish, &candidates)?.ok()?;
+        let placed = self.advice(wish, &candidates, end)?.ok()?;
         Some(placed.node).filter(|node| !node.is_empty())
     }
 
-    fn bind(&self, asked: &Binding) -> Result<(), String> {
+    fn bind(&self, asked: &Binding, end: Instant) -> Result<(), String> {
+        self.bind_by(asked, end).map_err(|error| {
+            if Instant::now() < end {
+                return error;
+            }
+            format!("not bound within {} ms: {error}", self.limit.as_millis())
+        })
+    }
+
+    fn bind_by(&self, asked: &Binding, end: Instant) -> Result<(), String> {
+        let api = self.api.until(end);
         let Binding {
             pod_name,
             pod_namespace,
@@ -379,21 +415,29 @@ impl Extender {
             }
         }
         let path = format!("/api/v1/namespaces/{pod_namespace}/pods/{pod_name}");
-        let object = self.api.get(&path).map_err(|error| error.to_string())?;
-        let object = object.ok_or_else(|| format!("there is no pod {pod_namespace}/{pod_name}"))?;
-        let pod: Object = serde_json::from_value(object)
-            .map_err(|error| format!("the pod cannot be read: {error}"))?;
+        let pod: Option<Object> = api.read(&path).map_err(|error| error.to_string())?;
+        let pod = pod.ok_or_else(|| format!("there is no pod {pod_namespace}/{pod_name}"))?;
         if pod.metadata.uid != *pod_uid {
             return Err(format!(
                 "pod {pod_namespace}/{pod_name} is {} now, and not {pod_uid}",
                 pod.metadata.uid
             ));
         }
+        match pod.spec.node_name.as_str() {
+            "" => {}
+            // The answer to an earlier question was lost: what was decided then is in force.
+            there if there == node => return Ok(()),
+            there => {
+                return Err(format!(
+                    "pod {pod_namespace}/{pod_name} is bound to {there} already, and not to {node}"
+                ));
+            }
+        }
         // Who else has pods to bind binds them: a scheduler asks about ours only.
         let wish = pod.wish()?.ok_or_else(|| {
             format!("pod {pod_namespace}/{pod_name} asks for no {RESOURCE}: it is not bound here")
         })?;
-        let given = self.take(&wish, node, pod_uid)?;
+        let given = self.take(&wish, node, pod_uid, end)?;
         let number = |number: f64| format!("{number:.2}");
         // What an earlier decision has left there is removed.
         let annotations = json!({"metadata": {"uid": pod_uid, "annotations": {
@@ -402,7 +446,7 @@ impl Extender {
             SLOWDOWN_ANNOTATION: given.expected.map(|(slowdown, _)| number(slowdown)),
             CONFIDENCE_ANNOTATION: given.expected.map(|(_, confidence)| number(confidence)),
         }}});
-        if let Err(error) = self.api.patch(&path, Patch::Merge, &annotations) {
+        if let Err(error) = api.patch(&path, Patch::Merge, &annotations) {
             self.picture.lock().forget(pod_uid);
             return Err(error.to_string());
         }
@@ -412,9 +456,11 @@ impl Extender {
             "metadata": {"name": pod_name, "namespace": pod_namespace, "uid": pod_uid},
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         });
-        let bound = self.api.post(&format!("{path}/binding"), &binding);
-        if let Err(error) = bound {
-            self.picture.lock().forget(pod_uid);
+        if let Err(error) = api.post(&format!("{path}/binding"), &binding) {
+            // Without an answer it may be bound all the same: the next list of pods says so.
+            if !matches!(error, ApiError::Away { .. }) {
+                self.picture.lock().forget(pod_uid);
+            }
             return Err(error.to_string());
         }
         self.notes.lock().remove(pod_uid);
@@ -427,20 +473,17 @@ impl Extender {
         let expected = given.expected.map(|(slowdown, confidence)| {
             format!(", expected slowdown {slowdown:.2} (confidence {confidence:.2})")
         });
-        let event = Event {
-            pod: &asked.pod_name,
-            namespace: &asked.pod_namespace,
-            uid: &asked.pod_uid,
-            kind: if given.fell_back {
-                event::Kind::Warning
-            } else {
-                event::Kind::Normal
-            },
-            reason: if given.fell_back {
-                "PlacedByFit"
-            } else {
-                "Placed"
-            },
+        let (kind, reason) = if given.fell_back {
+            (Kind::Warning, "PlacedByFit")
+        } else {
+            (Kind::Normal, "Placed")
+        };
+        self.events.queue(Event {
+            pod: asked.pod_name.clone(),
+            namespace: asked.pod_namespace.clone(),
+            uid: asked.pod_uid.clone(),
+            kind,
+            reason,
             message: format!(
                 "{} of {}{}: {}",
                 given.device,
@@ -448,21 +491,18 @@ impl Extender {
                 expected.unwrap_or_default(),
                 given.reason
             ),
-        };
-        if let Err(error) = event.post(&self.api) {
-            crate::say!("{}/{}: {error}", asked.pod_namespace, asked.pod_name);
-        }
+        });
     }
 
     /// Decides for a node, by what is there now: since it was filtered, another pod may have been
     /// given the space, or a device may have vanished.
-    fn take(&self, wish: &Wish, node: &str, uid: &str) -> Result<Given, String> {
+    fn take(&self, wish: &Wish, node: &str, uid: &str, end: Instant) -> Result<Given, String> {
         for _ in 0..TRIES {
             let candidates = {
-                let picture = self.look().map_err(|error| error.to_string())?;
+                let picture = self.look(end)?;
                 Self::on_node(&picture, wish, node, uid)?.0
             };
-            let advice = self.advice(wish, &candidates);
+            let advice = self.advice(wish, &candidates, end);
             if let Some(Ok(placed)) = &advice
                 && placed.node.is_empty()
             {
@@ -473,7 +513,7 @@ impl Extender {
                 });
                 return Err(why);
             }
-            let mut picture = self.look().map_err(|error| error.to_string())?;
+            let mut picture = self.look(end)?;
             let (fitting, Fitting { tightest, reason }) = Self::on_node(&picture, wish, node, uid)?;
             let given = match advice {
                 None => Given {

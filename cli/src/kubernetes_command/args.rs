@@ -135,9 +135,17 @@ pub struct Extender {
     /// Where to listen; port 0 takes a free one, which is then printed
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7071")]
     pub listen: SocketAddr,
-    /// How long a question to the hook may take; a pod goes by fit alone after that
+    /// How long a question of the scheduler may take: less than its httpTimeout. Half of it is the
+    /// hook's
+    #[arg(long, value_name = "TIME", default_value = "4500ms", value_parser = control::parse_span)]
+    pub timeout: Duration,
+    /// How long the hook may take for an answer; a pod goes by fit alone after that
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = control::parse_span)]
     pub hook_timeout: Duration,
+    /// How long a connection to the hook may take before, until the hook has proved that it knows
+    /// the token
+    #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = control::parse_span)]
+    pub hook_connect_timeout: Duration,
     #[command(flatten)]
     pub hook: Hook,
     #[command(flatten)]

@@ -15,10 +15,19 @@ const GIB: u64 = 1 << 30;
 /// Connections that are kept for the next question.
 const KEPT: usize = 8;
 
+/// How long a hook may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// To prove on a connection that it knows the token.
+    pub connecting: Duration,
+    /// To answer a question.
+    pub answer: Duration,
+}
+
 /// A hook, with connections to it.
 pub struct Remote {
     hook: args::Hook,
-    patience: Duration,
+    limits: Limits,
     idle: Mutex<Vec<Client>>,
 }
 
@@ -27,16 +36,23 @@ impl Remote {
     ///
     /// # Errors
     /// Its address is none, or its token cannot be read.
-    pub fn find(hook: &args::Hook, patience: Duration) -> anyhow::Result<Option<Self>> {
+    pub fn find(hook: &args::Hook, limits: Limits) -> anyhow::Result<Option<Self>> {
         if cluster_command::url(hook).is_none() {
             return Ok(None);
         }
-        let first = cluster_command::client_within(hook, patience)?;
-        Ok(Some(Self {
+        let remote = Self {
             hook: hook.clone(),
-            patience,
-            idle: Mutex::new(vec![first]),
-        }))
+            limits,
+            idle: Mutex::default(),
+        };
+        let first = remote.client()?;
+        remote.idle().push(first);
+        Ok(Some(remote))
+    }
+
+    fn client(&self) -> anyhow::Result<Client> {
+        let client = cluster_command::client_within(&self.hook, self.limits.answer)?;
+        Ok(client.connecting_within(self.limits.connecting))
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Client>> {
@@ -50,7 +66,8 @@ impl Hook for Remote {
         let mut client = match idle {
             Some(client) => client,
             // The token is read again: it may be another one by now.
-            None => cluster_command::client_within(&self.hook, self.patience)
+            None => self
+                .client()
                 .map_err(|error| HookError::Away(format!("{error:#}")))?,
         };
         let decided: Decided = client

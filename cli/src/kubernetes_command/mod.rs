@@ -88,11 +88,29 @@ fn extend(args: &Extender) -> anyhow::Result<()> {
             "there is no API server to ask for nodes and pods: run this in a pod with an account, or give --api-server"
         );
     };
-    if args.hook_timeout.is_zero() {
-        bail!("--hook-timeout is 0: a time above 0 is expected");
+    for (time, flag) in [
+        (args.timeout, "--timeout"),
+        (args.hook_timeout, "--hook-timeout"),
+        (args.hook_connect_timeout, "--hook-connect-timeout"),
+    ] {
+        if time.is_zero() {
+            bail!("{flag} is 0: a time above 0 is expected");
+        }
     }
-    let hook = hook::Remote::find(&args.hook, args.hook_timeout)?;
-    let adviser = hook.map(|hook| Adviser::new(Arc::new(hook), args.hook_timeout));
+    let limits = hook::Limits {
+        connecting: args.hook_connect_timeout,
+        answer: args.hook_timeout,
+    };
+    let hook = hook::Remote::find(&args.hook, limits)?;
+    let asked = limits.connecting + limits.answer;
+    if hook.is_some() && asked > args.timeout / 2 {
+        bail!(
+            "--hook-connect-timeout and --hook-timeout come to {} ms, and the hook has half of --timeout ({} ms): give a longer --timeout, and the scheduler a longer httpTimeout",
+            asked.as_millis(),
+            args.timeout.as_millis()
+        );
+    }
+    let adviser = hook.map(|hook| Adviser::new(Arc::new(hook), asked));
     let address = args.listen;
     let listening = std::net::TcpListener::bind(address)
         .and_then(|listener| Ok((listener.local_addr()?, listener)));
@@ -101,7 +119,8 @@ fn extend(args: &Extender) -> anyhow::Result<()> {
     })?;
     // One line when it can be asked, for people and for scripts that start it.
     let _ = writeln!(io::stderr(), "sublet: the extender is at http://{address}");
-    let extender = extender::Extender::new(api, adviser);
+    let extender = extender::Extender::new(api, adviser, args.timeout)
+        .context("cannot start a thread for events")?;
     let error = http_server::serve(
         listener,
         extender::LONGEST_BODY,

@@ -229,6 +229,72 @@ fn pods_without_a_wish_pass_and_those_with_nonsense_say_why() {
 }
 
 #[test]
+fn a_pod_that_is_bound_already_keeps_its_node_and_its_gpu() {
+    let extender = Extender::start();
+    extender.node("n1", TWO);
+    extender.node("n2", ONE);
+    extender.pod("p", 10, Some("0.5"));
+    let bound = extender.bind("p", "n1").expect("bound");
+    let changes = extender.api.changes().len();
+    let error = extender.bind("p", "n2").expect_err("it is on n1");
+    assert!(
+        error.contains("is bound to n1 already, and not to n2"),
+        "{error}"
+    );
+    // A scheduler that has missed the answer asks again.
+    assert_eq!(extender.bind("p", "n1"), Ok(bound));
+    let later = extender.api.changes().into_iter().skip(changes);
+    let written = later.filter(|(_, path, _)| path.contains("/pods/"));
+    assert_eq!(written.count(), 0, "nothing of it is written anew");
+}
+
+#[test]
+fn a_bind_ends_in_time_and_is_not_carried_out_later() {
+    let extender = Extender::with(&["--timeout", "300ms"]);
+    extender.node("n1", ONE);
+    for (name, held) in [
+        ("a", "/pods/a"),
+        ("b", "/api/v1/nodes"),
+        ("c", "/api/v1/pods?"),
+        ("d", "/pods/d/binding"),
+    ] {
+        extender.pod(name, 1, None);
+        extender.api.holds(held);
+        tests::wait_until("what is held is asked for", || {
+            let error = extender.bind(name, "n1").err();
+            // The last look at the cluster may be fresh.
+            let Some(error) = error else {
+                extender.pod(name, 1, None);
+                return None;
+            };
+            assert!(error.starts_with("not bound within 300 ms: "), "{error}");
+            Some(())
+        });
+        let pod = extender.api.get(&path(name)).expect("the pod");
+        assert_eq!(pod["spec"]["nodeName"], Value::Null, "{name}");
+        extender.api.holds("");
+    }
+}
+
+#[test]
+fn an_event_that_takes_its_time_delays_no_bind() {
+    let extender = Extender::with(&["--timeout", "60s"]);
+    extender.node("n1", TWO);
+    extender.api.holds("/events");
+    for name in ["a", "b"] {
+        extender.pod(name, 1, None);
+        extender.bind(name, "n1").expect("bound");
+    }
+    // Both binds are answered, and the first event's question still stands.
+    extender.api.holds("");
+    tests::wait_until("the events are written", || {
+        let events = extender.api.made("/api/v1/namespaces/default/events");
+        let of = |at: usize| events.get(at)?["involvedObject"]["name"].as_str();
+        (of(0) == Some("a") && of(1) == Some("b")).then_some(())
+    });
+}
+
+#[test]
 fn bad_questions_are_answered_and_the_next_one_too() {
     let mut extender = Extender::start();
     extender.node("n1", ONE);

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use control::ControlError;
@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
-use tokio::time::timeout;
+use tokio::time::timeout_at;
 
 use super::{CODE_FIELD, MAX_BODY_BYTES, MAX_FIELDS, MAX_HEAD_BYTES, SCHEME, stays};
 use crate::live::auth::{self, Challenge, Secret, Session};
@@ -95,6 +95,9 @@ pub struct Client {
     url: String,
     host: String,
     secret: Secret,
+    /// For a connection whose other side has proved that it knows the token.
+    connecting: Duration,
+    /// For the answer to a request.
     patience: Duration,
     connection: Option<Connection>,
 }
@@ -122,8 +125,8 @@ enum LineError {
     #[error("the connection was closed")]
     Closed,
     /// It took too long.
-    #[error("nothing came within {} ms", .0.as_millis())]
-    TimedOut(Duration),
+    #[error("nothing came in time")]
+    TimedOut,
     /// It is no HTTP, or more than we take.
     #[error("{0}")]
     Bad(String),
@@ -171,7 +174,7 @@ struct Problem {
 }
 
 impl Client {
-    /// For `http://HOST:PORT`. `patience` bounds each request.
+    /// For `http://HOST:PORT`. `patience` bounds each request, and each connection for itself.
     ///
     /// # Errors
     /// [`ClientError::Url`].
@@ -193,9 +196,19 @@ impl Client {
             url: url.trim_end_matches('/').to_owned(),
             host: host.to_owned(),
             secret: Secret::new(token),
+            connecting: patience,
             patience,
             connection: None,
         })
+    }
+
+    /// Gives a connection this time until its other side has proved that it knows the token, in
+    /// place of the time that a request has: a hook proves it whatever else it has to do, so one
+    /// that does not is silent.
+    #[must_use]
+    pub fn connecting_within(mut self, limit: Duration) -> Self {
+        self.connecting = limit;
+        self
     }
 
     /// Where it asks.
@@ -211,14 +224,18 @@ impl Client {
         }
     }
 
-    fn reach(&self) -> Result<TcpStream, ClientError> {
+    fn reach(&self, end: Instant) -> Result<TcpStream, ClientError> {
         let addresses = self
             .host
             .to_socket_addrs()
             .map_err(|error| self.unreachable(error))?;
         let mut last = "the name has no address".to_owned();
         for address in addresses.take(4) {
-            match TcpStream::connect_timeout(&address, self.patience) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            match TcpStream::connect_timeout(&address, left) {
                 Ok(stream) => {
                     let _ = stream.set_nodelay(true);
                     return Ok(stream);
@@ -232,12 +249,19 @@ impl Client {
     /// A connection whose other side has proved that it knows the token.
     fn connect(&self) -> Result<Connection, ClientError> {
         let nonce = auth::nonce().map_err(|error| self.unreachable(error))?;
-        let stream = self.reach()?;
+        let end = Instant::now() + self.connecting;
+        let stream = self.reach(end)?;
         let path = format!("/v1/session?nonce={nonce}");
         let mut line = Line::new(stream).map_err(|error| self.unreachable(error))?;
         let answer = self
-            .exchange(&mut line, "GET", &path, &[], None)
-            .map_err(|error| self.unreachable(error))?;
+            .exchange(&mut line, "GET", &path, &[], None, end)
+            .map_err(|error| match error {
+                LineError::TimedOut => self.unreachable(format_args!(
+                    "it does not prove within {} ms that it knows the token",
+                    self.connecting.as_millis()
+                )),
+                other => self.unreachable(other),
+            })?;
         let stranger = || ClientError::Stranger {
             url: self.url.clone(),
         };
@@ -302,7 +326,7 @@ impl Client {
                 // Closed while idle; after any other error the request may have been carried out,
                 // and the caller decides whether to repeat it.
                 Err(LineError::Unsent) => {}
-                Err(error) => return Err(self.unreachable(error)),
+                Err(error) => return Err(self.unanswered(error)),
             }
         }
         let (connection, answer) = match connection {
@@ -311,7 +335,7 @@ impl Client {
                 let mut fresh = self.connect()?;
                 let answer = self
                     .say(&mut fresh, method, path, &body)
-                    .map_err(|error| self.unreachable(error))?;
+                    .map_err(|error| self.unanswered(error))?;
                 (fresh, answer)
             }
         };
@@ -346,7 +370,19 @@ impl Client {
     ) -> Result<Answer, LineError> {
         let signature = connection.session.sign(method, path, body);
         let field = format!("{SCHEME} {signature}");
-        self.exchange(&mut connection.line, method, path, body, Some(&field))
+        let end = Instant::now() + self.patience;
+        self.exchange(&mut connection.line, method, path, body, Some(&field), end)
+    }
+
+    /// Why a request had no answer.
+    fn unanswered(&self, error: LineError) -> ClientError {
+        match error {
+            LineError::TimedOut => self.unreachable(format_args!(
+                "nothing came within {} ms",
+                self.patience.as_millis()
+            )),
+            other => self.unreachable(other),
+        }
     }
 
     fn exchange(
@@ -356,6 +392,7 @@ impl Client {
         path: &str,
         body: &[u8],
         authorization: Option<&str>,
+        end: Instant,
     ) -> Result<Answer, LineError> {
         let mut request = Request::builder()
             .method(method)
@@ -369,7 +406,7 @@ impl Client {
         let request = request
             .body(Full::from(body.to_vec()))
             .map_err(|error| LineError::Bad(error.to_string()))?;
-        line.ask(request, self.patience)
+        line.ask(request, end)
     }
 }
 
@@ -396,14 +433,10 @@ impl Line {
         Ok(Self { requests, runtime })
     }
 
-    /// The head of the answer may take `patience`, and so may its body.
-    fn ask(
-        &mut self,
-        request: Request<Full<Bytes>>,
-        patience: Duration,
-    ) -> Result<Answer, LineError> {
+    /// The answer may take until `end`, its body included.
+    fn ask(&mut self, request: Request<Full<Bytes>>, end: Instant) -> Result<Answer, LineError> {
         let Self { requests, runtime } = self;
-        let expired = |_| LineError::TimedOut(patience);
+        let expired = |_| LineError::TimedOut;
         runtime.block_on(async {
             // What has come meanwhile is seen first: a connection that was closed is sent nothing.
             yield_now().await;
@@ -411,12 +444,12 @@ impl Line {
                 requests.ready().await.map_err(|_| LineError::Unsent)?;
                 Ok::<_, LineError>(requests.send_request(request).await?)
             };
-            let answer = timeout(patience, answer).await.map_err(expired)??;
+            let answer = timeout_at(end.into(), answer).await.map_err(expired)??;
             let (head, body) = answer.into_parts();
             let code = head.headers.get(CODE_FIELD);
             let code = code.and_then(|code| Some(code.to_str().ok()?.to_owned()));
             let body = Limited::new(body, MAX_BODY_BYTES).collect();
-            let body = timeout(patience, body).await.map_err(expired)?;
+            let body = timeout_at(end.into(), body).await.map_err(expired)?;
             let body = body.map_err(|error| LineError::Bad(error.to_string()))?;
             Ok(Answer {
                 status: head.status.as_u16(),

@@ -426,6 +426,45 @@ fn those_who_know_the_token_get_in_past_any_crowd() {
 }
 
 #[test]
+fn a_hook_that_answers_late_is_waited_for_and_a_silent_one_is_not() {
+    const CONNECTING: Duration = Duration::from_secs(2);
+    let patience = Duration::from_secs(60);
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let client = Client::new(&url, TOKEN, patience).unwrap();
+    let mut client = client.connecting_within(Duration::from_millis(1));
+    let error = client
+        .ask::<(), serde_json::Value>("GET", "/v1/status", None)
+        .unwrap_err();
+    let said = "it does not prove within 1 ms that it knows the token";
+    assert!(error.to_string().contains(said), "{error}");
+
+    // It proves at once that it knows the token, and then takes longer for the answer than a
+    // connection may.
+    let dir = tempfile::tempdir().unwrap();
+    let address = served(dir.path());
+    let middle = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", middle.local_addr().unwrap());
+    let relay = std::thread::spawn(move || {
+        let (mut asks, _) = middle.accept().unwrap();
+        let mut hook = std::net::TcpStream::connect(address).unwrap();
+        let mut chunk = [0; 64 << 10];
+        for delay in [Duration::ZERO, CONNECTING + Duration::from_millis(200)] {
+            let count = asks.read(&mut chunk).unwrap();
+            hook.write_all(&chunk[..count]).unwrap();
+            let count = hook.read(&mut chunk).unwrap();
+            std::thread::sleep(delay);
+            asks.write_all(&chunk[..count]).unwrap();
+        }
+    });
+    let client = Client::new(&url, TOKEN, patience).unwrap();
+    let mut client = client.connecting_within(CONNECTING);
+    let jobs: Vec<serde_json::Value> = client.ask("GET", "/v1/jobs", None::<&()>).unwrap();
+    assert!(jobs.is_empty());
+    testbed::join(relay);
+}
+
+#[test]
 fn an_answer_of_somebody_else_is_not_listened_to() {
     let dir = tempfile::tempdir().unwrap();
     let address = served(dir.path());
