@@ -328,6 +328,36 @@ fn the_chart_says_the_same_as_the_manifests() {
     );
     let secret = text(&pod["volumes"][0]["secret"]["secretName"]);
     assert_eq!(secret, text(&values["hook"]["tokenSecret"]));
+    // The node's arbiter reports to the same hook, under the name that the extender asks by.
+    let node = made.iter().find(|one| text(&one["kind"]) == "DaemonSet");
+    let pod = &node.expect("the node's")["spec"]["template"]["spec"];
+    let arbiter = &pod["containers"][0];
+    let args: Vec<&str> = list(&arbiter["args"]).iter().map(text).collect();
+    assert!(
+        args.contains(&format!("--cluster={url}").as_str()),
+        "{args:?}"
+    );
+    assert!(args.contains(&"--cluster-node=$(NODE_NAME)"), "{args:?}");
+    let name = &arbiter["env"][0];
+    let field = text(&name["valueFrom"]["fieldRef"]["fieldPath"]);
+    assert_eq!((text(&name["name"]), field), ("NODE_NAME", "spec.nodeName"));
+    let mounts = list(&arbiter["volumeMounts"]);
+    let mount = mounts.iter().find(|one| text(&one["name"]) == "token");
+    let mount = text(&mount.expect("the token")["mountPath"]);
+    assert!(
+        args.contains(&format!("--cluster-token-file={mount}/token").as_str()),
+        "{args:?}"
+    );
+    let volumes = list(&pod["volumes"]);
+    let volume = volumes.iter().find(|one| text(&one["name"]) == "token");
+    let secret = text(&volume.expect("the token")["secret"]["secretName"]);
+    assert_eq!(secret, text(&values["hook"]["tokenSecret"]));
+    let help = Outcome::of(&mut Sandbox::new().sublet(["arbiter", "--help"]));
+    let help = help.succeeded().stdout;
+    for flag in args.iter().filter(|word| word.starts_with("--")) {
+        let flag = flag.split('=').next().unwrap_or_default();
+        assert!(help.contains(flag), "`sublet arbiter` has no {flag}");
+    }
     let error = chart(&switched(&["dra"]), false).expect_err("an old cluster");
     assert!(error.contains("from 1.34"), "{error}");
     let error = chart(&switched(&["devicePlugin", "dra"]), true).expect_err("both");
