@@ -1,19 +1,22 @@
 //! `sublet cluster slurm`: the packer of a Slurm cluster.
 //!
-//! Each pass reads Slurm's queue and nodes, asks the hook about every held job, and has Slurm start
-//! it where the hook says. It keeps nothing: what it needs is in Slurm and in the hook, and either
-//! may be away for a while.
+//! Each pass reads Slurm's queue and nodes, asks the hook about held jobs, and has Slurm start them
+//! where the hook says. A job that is to wait is asked about again, less and less often as long as
+//! the GPUs and the jobs on them stay the same. Nothing else is kept: what it needs is in Slurm and
+//! in the hook, and either may be away for a while.
 
+use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use cluster::live::http::client::{Client, ClientError};
 use cluster::live::placement::Decided;
-use cluster::live::slurm::{self, Away, Gpu, Phase, Places, QueuedJob};
+use cluster::live::slurm::{self, Away, Gpu, Phase, Places, QueuedJob, Taken};
 use cluster::live::wire::HookStatus;
 
 use super::args::SlurmPacker;
@@ -23,12 +26,16 @@ use super::args::SlurmPacker;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Of what a program prints, in bytes: a job takes 4 KiB of JSON, so that is 250,000 of them.
 const MOST_PRINTED: u64 = 1 << 30;
+/// Longest time between two questions about a job that is to wait, where nothing has changed: what
+/// the hook measures meanwhile may let it start.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// # Errors
 /// A flag is wrong, or with `--once` the pass has failed.
 pub fn pack(args: &SlurmPacker) -> anyhow::Result<String> {
+    let mut waiting = Waiting::default();
     if args.once {
-        let released = pass(args)?;
+        let released = pass(args, &mut waiting)?;
         return Ok(format!("{released} jobs released\n"));
     }
     if args.every.is_zero() {
@@ -36,7 +43,7 @@ pub fn pack(args: &SlurmPacker) -> anyhow::Result<String> {
     }
     let mut failed = String::new();
     loop {
-        match pass(args) {
+        match pass(args, &mut waiting) {
             Ok(_) => failed.clear(),
             Err(error) => {
                 let text = format!("{error:#}");
@@ -56,8 +63,72 @@ fn say(line: &str) {
     let _ = writeln!(io::stderr(), "sublet cluster slurm: {line}");
 }
 
-/// Decides about every held job; returns how many were released.
-fn pass(args: &SlurmPacker) -> anyhow::Result<usize> {
+/// Jobs that are to wait, and when the hook is asked about each again.
+#[derive(Debug, Default)]
+struct Waiting {
+    jobs: HashMap<u64, Wait>,
+    /// The GPUs that take jobs, and what each job has of them, when that was last looked at.
+    gpus: Vec<Gpu>,
+    taken: Vec<(u64, Vec<Taken>)>,
+}
+
+#[derive(Debug, Clone)]
+struct Wait {
+    until: Instant,
+    pause: Duration,
+    /// The job as it was asked about, but for what is said of its waiting.
+    job: QueuedJob,
+}
+
+impl Wait {
+    fn is_about(&self, job: &QueuedJob) -> bool {
+        let now = QueuedJob {
+            comment: self.job.comment.clone(),
+            ..job.clone()
+        };
+        self.job == now
+    }
+}
+
+impl Waiting {
+    /// Begins a pass: with other GPUs, or another job on one, all are asked about anew, and so is a
+    /// job that was changed. Jobs that are held no more are forgotten.
+    fn look(&mut self, gpus: &[Gpu], jobs: &[QueuedJob]) {
+        let of = |job: &QueuedJob| (job.id, job.taken.clone());
+        let mut taken: Vec<_> = jobs.iter().map(of).collect();
+        taken.retain(|(_, taken)| !taken.is_empty());
+        taken.sort_by_key(|(id, _)| *id);
+        if self.gpus != gpus || self.taken != taken {
+            self.jobs.clear();
+            self.gpus = gpus.to_vec();
+            self.taken = taken;
+        }
+        let held = jobs.iter().filter(|job| job.phase == Phase::Held);
+        let held: HashMap<u64, &QueuedJob> = held.map(|job| (job.id, job)).collect();
+        self.jobs
+            .retain(|id, wait| held.get(id).is_some_and(|job| wait.is_about(job)));
+    }
+
+    fn is_due(&self, job: u64, now: Instant) -> bool {
+        self.jobs.get(&job).is_none_or(|wait| now >= wait.until)
+    }
+
+    /// The hook lets a job wait: it is asked again after the time between two looks, twice that,
+    /// and so on.
+    fn defer(&mut self, job: &QueuedJob, every: Duration, now: Instant) {
+        let before = self.jobs.get(&job.id).map(|wait| wait.pause);
+        let pause = before.map_or(every, |pause| (pause * 2).min(LONGEST_PAUSE.max(every)));
+        let wait = Wait {
+            until: now + pause,
+            pause,
+            job: job.clone(),
+        };
+        self.jobs.insert(job.id, wait);
+    }
+}
+
+/// Decides about the held jobs; returns how many were released.
+fn pass(args: &SlurmPacker, waiting: &mut Waiting) -> anyhow::Result<usize> {
     let queue = squeue(args, &["--json"])?;
     let mut jobs = slurm::jobs(&queue).map_err(|error| {
         anyhow!("`squeue --json` prints no queue; Slurm has to be built with JSON: {error}")
@@ -72,16 +143,39 @@ fn pass(args: &SlurmPacker) -> anyhow::Result<usize> {
     }
     let nodes = scontrol(args, &["-o", "show", "node"])?;
     let (gpus, away) = (slurm::gpus(&nodes), slurm::away(&nodes));
+    waiting.look(&gpus, &jobs);
+    let now = Instant::now();
+    let is_due = |job: &QueuedJob| job.phase == Phase::Held && waiting.is_due(job.id, now);
+    if !jobs.iter().any(is_due) {
+        return Ok(released);
+    }
     let mut hook: Client = super::client(&args.hook)?;
     let status: HookStatus = hook.ask("GET", "/v1/status", None::<&()>)?;
     let mut places = Places::of(gpus, &jobs, &status.nodes, args.shard);
-    for job in jobs.iter_mut().filter(|job| job.phase == Phase::Held) {
-        released += usize::from(place(args, job, &mut places, &away, &mut hook)?);
+    for job in &mut jobs {
+        if job.phase != Phase::Held || !waiting.is_due(job.id, now) {
+            continue;
+        }
+        match place(args, job, &mut places, &away, &mut hook)? {
+            Became::Released => released += 1,
+            Became::Unsettled => {}
+            Became::Waiting => waiting.defer(job, args.every, Instant::now()),
+        }
     }
     Ok(released)
 }
 
-/// Decides about one job; says whether it was released.
+/// What became of a held job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Became {
+    Released,
+    /// There is no place for it, or the hook lets it wait.
+    Waiting,
+    /// Slurm did not do what it was asked: the next pass sees what is there.
+    Unsettled,
+}
+
+/// Decides about one job.
 ///
 /// # Errors
 /// The hook is not there for any of them.
@@ -91,12 +185,12 @@ fn place(
     places: &mut Places,
     away: &[Away],
     hook: &mut Client,
-) -> anyhow::Result<bool> {
+) -> anyhow::Result<Became> {
     let waits = |reason: &str| {
         if let Some(words) = slurm::waits(job, reason) {
             update(args, &words, job.id);
         }
-        Ok(false)
+        Ok(Became::Waiting)
     };
     if let Some(why) = job.for_slurm {
         return waits(&format!("{why}: give it shards and release it by hand"));
@@ -128,23 +222,23 @@ fn place(
     // The job may be gone meanwhile, changed by its user, or Slurm refuses: the others are decided
     // all the same.
     if !is_still_held(args, job.id) {
-        return Ok(false);
+        return Ok(Became::Unsettled);
     }
     let words = slurm::update(job, &gpu, &decided);
     if !update(args, &words, job.id) {
-        return Ok(false);
+        return Ok(Became::Unsettled);
     }
     // Slurm has it there, released or not: the next one is decided with this one there.
     slurm::updated(job, &gpu, &words);
     places.put(job);
     if !release(args, job) {
-        return Ok(false);
+        return Ok(Became::Unsettled);
     }
     say(&format!(
         "job {} goes to {} {}: {}",
         job.id, decided.node, decided.device, decided.reason
     ));
-    Ok(true)
+    Ok(Became::Released)
 }
 
 /// Whether a job is as the queue had it.
@@ -192,6 +286,13 @@ fn squeue(args: &SlurmPacker, words: &[&str]) -> anyhow::Result<String> {
 
 /// What one of Slurm's programs prints, within [`PATIENCE`].
 fn printed(program: &Path, words: &[&str]) -> anyhow::Result<String> {
+    printed_within(program, words, PATIENCE)
+}
+
+/// The same; nobody is waited for longer, be it the program or one that it has left behind with its
+/// output open.
+fn printed_within(program: &Path, words: &[&str], patience: Duration) -> anyhow::Result<String> {
+    let end = Instant::now() + patience;
     let mut child = Command::new(program)
         .args(words)
         .stdin(Stdio::null())
@@ -206,19 +307,21 @@ fn printed(program: &Path, words: &[&str]) -> anyhow::Result<String> {
         })?;
     let program = program.display();
     let read = |pipe: Option<Box<dyn Read + Send>>| {
+        let (sender, receiver) = mpsc::channel();
         thread::spawn(move || {
             let mut bytes = Vec::new();
             if let Some(pipe) = pipe {
                 let _ = pipe.take(MOST_PRINTED).read_to_end(&mut bytes);
             }
             // A job's name may be any bytes.
-            String::from_utf8(bytes)
-                .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
-        })
+            let text = String::from_utf8(bytes)
+                .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+            let _ = sender.send(text);
+        });
+        receiver
     };
     let out = read(child.stdout.take().map(|pipe| Box::new(pipe) as _));
     let err = read(child.stderr.take().map(|pipe| Box::new(pipe) as _));
-    let end = Instant::now() + PATIENCE;
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
@@ -226,14 +329,23 @@ fn printed(program: &Path, words: &[&str]) -> anyhow::Result<String> {
         if Instant::now() > end {
             child.kill()?;
             child.wait()?;
-            bail!("{program} did not answer within {} s", PATIENCE.as_secs());
+            bail!(
+                "{program} did not answer within {} ms",
+                patience.as_millis()
+            );
         }
         thread::sleep(Duration::from_millis(5));
     };
-    let (out, err) = (
-        out.join().unwrap_or_default(),
-        err.join().unwrap_or_default(),
-    );
+    let rest = |text: mpsc::Receiver<String>| {
+        let left = end.saturating_duration_since(Instant::now());
+        text.recv_timeout(left).map_err(|_| {
+            anyhow!(
+                "{program} has ended, and its output did not within {} ms: a process that it started still has it",
+                patience.as_millis()
+            )
+        })
+    };
+    let (out, err) = (rest(out)?, rest(err)?);
     // CAST: it is within the bound.
     if out.len() as u64 >= MOST_PRINTED {
         bail!("{program} {} prints more than 1 GiB", words.join(" "));
@@ -243,4 +355,129 @@ fn printed(program: &Path, words: &[&str]) -> anyhow::Result<String> {
         bail!("{program} {}: {said}", words.join(" "));
     }
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_leaves_its_output_to_another_is_not_waited_for() {
+        // The sleeper keeps the output of a shell that has ended.
+        let dir = tempfile::tempdir().unwrap();
+        let pid = dir.path().join("pid");
+        let script = format!("echo said; sleep 600 & echo $! > {}", pid.display());
+        let words = ["-c", script.as_str()];
+        let error = printed_within(Path::new("/bin/sh"), &words, Duration::from_millis(300));
+        let sleeper = std::fs::read_to_string(pid)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
+        let sleeper = nix::unistd::Pid::from_raw(sleeper);
+        nix::sys::signal::kill(sleeper, nix::sys::signal::Signal::SIGKILL).unwrap();
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("did not within 300 ms"), "{error}");
+        let said = printed_within(
+            Path::new("/bin/sh"),
+            &["-c", "echo said"],
+            testbed::PATIENCE,
+        );
+        assert_eq!(said.unwrap(), "said\n");
+        let words = ["-c", "exec sleep 600"];
+        let error = printed_within(Path::new("/bin/sh"), &words, Duration::from_millis(1));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("did not answer within 1 ms"), "{error}");
+    }
+
+    fn gpu() -> Gpu {
+        Gpu {
+            node: "n1".into(),
+            kind: "g0".into(),
+            index: 0,
+            shards: 8,
+            partitions: vec!["all".into()],
+        }
+    }
+
+    fn job(id: u64, phase: Phase) -> QueuedJob {
+        let at = slurm::At::Index(0);
+        let taken = Taken {
+            node: "n1".into(),
+            at,
+            shards: 4,
+        };
+        QueuedJob {
+            id,
+            phase,
+            name: "train".into(),
+            shards: 4,
+            taken: if phase == Phase::Held {
+                Vec::new()
+            } else {
+                vec![taken]
+            },
+            comment: "hold,shards=4".into(),
+            partitions: vec!["all".into()],
+            required: Vec::new(),
+            excluded: Vec::new(),
+            for_slurm: None,
+        }
+    }
+
+    #[test]
+    fn a_job_that_waits_is_asked_about_ever_less_until_something_changes() {
+        let every = Duration::from_secs(2);
+        let mut waiting = Waiting::default();
+        let mut now = Instant::now();
+        let (held, running) = (job(7, Phase::Held), job(3, Phase::Running));
+        let jobs = [held.clone(), running.clone()];
+        waiting.look(&[gpu()], &jobs);
+        let mut pauses = Vec::new();
+        for _ in 0..7 {
+            assert!(waiting.is_due(7, now));
+            waiting.defer(&held, every, now);
+            waiting.look(&[gpu()], &jobs);
+            let pause = waiting.jobs[&7].pause;
+            assert!(!waiting.is_due(7, now + pause - Duration::from_nanos(1)));
+            pauses.push(pause.as_secs());
+            now += pause;
+        }
+        assert_eq!(pauses, [2, 4, 8, 16, 32, 60, 60]);
+        waiting.defer(&held, every, now);
+        assert!(waiting.is_due(8, now), "another job");
+        // A job has ended; another one has begun; a GPU has come.
+        for (gpus, jobs) in [
+            (vec![gpu()], vec![held.clone()]),
+            (vec![gpu()], vec![held.clone(), job(4, Phase::Running)]),
+            (
+                vec![gpu(), gpu()],
+                vec![held.clone(), job(4, Phase::Running)],
+            ),
+        ] {
+            waiting.defer(&held, every, now);
+            waiting.look(&gpus, &jobs);
+            assert!(waiting.is_due(7, now), "{jobs:?}");
+        }
+        let (gpus, busy) = ([gpu(), gpu()], job(4, Phase::Running));
+        waiting.defer(&held, every, now);
+        let said = QueuedJob {
+            comment: "hold,shards=4,waits=because".into(),
+            ..held.clone()
+        };
+        waiting.look(&gpus, &[said.clone(), busy.clone()]);
+        assert!(
+            !waiting.is_due(7, now),
+            "no more than its reason was written"
+        );
+        let moved = QueuedJob {
+            partitions: vec!["other".into()],
+            ..said
+        };
+        waiting.look(&gpus, &[moved, busy]);
+        assert!(waiting.is_due(7, now), "its user has changed it");
+        waiting.defer(&held, every, now);
+        waiting.look(&gpus, &[job(4, Phase::Running)]);
+        assert!(waiting.jobs.is_empty(), "it is not held any more");
+    }
 }
