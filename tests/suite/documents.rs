@@ -123,6 +123,54 @@ fn every_message_on_the_page_of_troubles_is_one_of_ours() {
     }
 }
 
+/// Whether a test of the hook, of the engines or of the suite is named like this.
+fn has_function(name: &str) -> bool {
+    let root = Artefacts::get().root();
+    let mut open: Vec<PathBuf> = ["cluster/src", "kubernetes/src", "tests/suite"]
+        .map(|folder| root.join(folder))
+        .into();
+    let wanted = format!("fn {name}()");
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            let entries = std::fs::read_dir(&path).expect("a folder").flatten();
+            open.extend(entries.map(|entry| entry.path()));
+        } else if path.extension().is_some_and(|it| it == "rs")
+            && std::fs::read_to_string(&path)
+                .expect("a source")
+                .contains(&wanted)
+        {
+            return true;
+        }
+    }
+    false
+}
+
+#[test]
+fn every_line_of_the_path_from_the_hook_to_a_job_has_a_test_that_is_there() {
+    let root = Artefacts::get().root();
+    let page = std::fs::read_to_string(root.join("docs/explanation/security.md"));
+    let page = page.expect("the page");
+    let section = page.split("## Hook, nodes and engines").nth(1);
+    let section = section.and_then(|rest| rest.split("\n## ").next());
+    let lines = section.expect("the section").lines();
+    let rows: Vec<&str> = lines
+        .filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"))
+        .skip(1)
+        .collect();
+    assert!(rows.len() > 30, "{rows:?}");
+    let slurm = std::fs::read_to_string(root.join("scripts/slurm")).expect("the script");
+    for row in rows {
+        let (_, test) = row.split_once(" | ").expect("two columns");
+        let mut names = test.split('`').skip(1).step_by(2);
+        let is_there = match (names.next(), names.next()) {
+            (Some("scripts/slurm"), Some(case)) => slurm.contains(&format!("\ndef {case}(")),
+            (Some(name), None) => has_function(name),
+            _ => false,
+        };
+        assert!(is_there, "no such test: {row}");
+    }
+}
+
 /// Variables by which pip finds packages on this machine; a sandbox has none of its surroundings'.
 const OF_PIP: [&str; 3] = ["PIP_", "SSL_CERT_", "HOME"];
 

@@ -1,7 +1,8 @@
 //! Who is at the hook's address without its token: as a hook, and as a crowd.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,11 +17,11 @@ fn impostor(address: &str, answer: &str) -> (Arc<Mutex<String>>, impl FnOnce() +
         "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{answer}",
         answer.len()
     );
-    let ends = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let ends = Arc::new(AtomicBool::new(false));
     let (own, kept) = (Arc::clone(&ends), Arc::clone(&heard));
     listener.set_nonblocking(true).expect("a listener");
     let thread = std::thread::spawn(move || {
-        while !own.load(std::sync::atomic::Ordering::Relaxed) {
+        while !own.load(Ordering::Relaxed) {
             let Ok((mut stream, _)) = listener.accept() else {
                 std::thread::sleep(Duration::from_millis(5));
                 continue;
@@ -38,7 +39,7 @@ fn impostor(address: &str, answer: &str) -> (Arc<Mutex<String>>, impl FnOnce() +
         }
     });
     let end = move || {
-        ends.store(true, std::sync::atomic::Ordering::Relaxed);
+        ends.store(true, Ordering::Relaxed);
         let _ = thread.join();
     };
     (heard, end)
@@ -233,4 +234,113 @@ fn a_request_that_was_listened_to_is_carried_out_once() {
     let answers = String::from_utf8_lossy(&answers);
     assert!(answers.contains(" 401 "), "{answers}");
     assert_eq!(hook.jobs().len(), 1, "it was carried out again");
+}
+
+/// One HTTP message with its body, as it came.
+fn message(from: &mut impl BufRead) -> Option<Vec<u8>> {
+    let (mut all, mut length) = (Vec::new(), 0);
+    loop {
+        let begin = all.len();
+        from.read_until(b'\n', &mut all)
+            .ok()
+            .filter(|count| *count > 0)?;
+        let line = String::from_utf8_lossy(&all[begin..]).to_ascii_lowercase();
+        if let Some(value) = line.strip_prefix("content-length:") {
+            length = value.trim().parse().ok()?;
+        }
+        if line.trim().is_empty() {
+            break;
+        }
+    }
+    let begin = all.len();
+    all.resize(begin + length, 0);
+    from.read_exact(&mut all[begin..]).ok()?;
+    Some(all)
+}
+
+/// What somebody between a node and its hook has written down, and whether he says it again.
+#[derive(Default)]
+struct Between {
+    order: Mutex<Option<Vec<u8>>>,
+    repeats: AtomicBool,
+    repeated: AtomicUsize,
+}
+
+impl Between {
+    /// Passes everything on, until an order to start is said again in place of every later answer:
+    /// on the connection that it came on, and on later ones, whose sessions are genuine.
+    fn relay(&self, node: TcpStream, hook: TcpStream) {
+        let (Ok(questions), Ok(mut onward)) = (node.try_clone(), hook.try_clone()) else {
+            return;
+        };
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut BufReader::new(questions), &mut onward);
+            let _ = onward.shutdown(Shutdown::Write);
+        });
+        let (mut answers, mut back) = (BufReader::new(hook), node);
+        while let Some(mut answer) = message(&mut answers) {
+            let text = String::from_utf8_lossy(&answer);
+            let mut order = self.order.lock().expect("no panic");
+            if order.is_none() && text.contains(r#""kind":"start""#) {
+                *order = Some(answer.clone());
+            } else if self.repeats.load(Ordering::SeqCst) && !text.contains(r#""proof""#) {
+                answer.clone_from(order.as_ref().expect("an order was said"));
+                self.repeated.fetch_add(1, Ordering::SeqCst);
+            }
+            drop(order);
+            if back.write_all(&answer).is_err() {
+                break;
+            }
+        }
+        let _ = back.shutdown(Shutdown::Both);
+    }
+}
+
+#[test]
+fn an_order_that_was_listened_to_starts_nothing_when_it_is_said_again() {
+    let mut hook = Hook::new();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let between = Arc::new(Between::default());
+    let (own, real) = (Arc::clone(&between), hook.port.clone());
+    let to = format!("127.0.0.1:{real}");
+    std::thread::spawn(move || {
+        for node in listener.incoming().flatten() {
+            let Ok(hook) = TcpStream::connect(&to) else {
+                continue;
+            };
+            let own = Arc::clone(&own);
+            std::thread::spawn(move || own.relay(node, hook));
+        }
+    });
+    hook.port = address.port().to_string();
+    let node = hook.node("a");
+    hook.port = real;
+    wait_until("the node reports", || hook.is_up(&node).then_some(()));
+    let marks = node.sandbox.path("marks");
+    let script = format!("echo once >> {}", marks.display());
+    hook.ask(&["submit", "--", "sh", "-c", &script]).succeeded();
+    wait_until("the job is done", || {
+        (hook.phases() == ["done"]).then_some(())
+    });
+    assert!(between.order.lock().expect("no panic").is_some());
+
+    between.repeats.store(true, Ordering::SeqCst);
+    wait_until("the order is said again on several connections", || {
+        (between.repeated.load(Ordering::SeqCst) >= 3).then_some(())
+    });
+    wait_until("the node's journal says that it is not obeyed", || {
+        let mut lines = node.sandbox.events().into_iter();
+        lines.find(|line| line.kind == "node_refused_hook")
+    });
+    between.repeats.store(false, Ordering::SeqCst);
+    wait_until("the node listens to the hook again", || {
+        hook.is_up(&node).then_some(())
+    });
+    hook.ask(&["submit", "--", "true"]).succeeded();
+    wait_until("and does what it says", || {
+        (hook.phases() == ["done", "done"]).then_some(())
+    });
+    let marks = std::fs::read_to_string(marks).expect("its mark");
+    assert_eq!(marks, "once\n", "it was started again");
 }
