@@ -34,7 +34,7 @@ fn measure() {
     let runtime = RuntimeDir::given(dir.clone()).expect("absolute");
     let mut daemon = child("arbiter", dir.as_os_str().to_str().expect("UTF-8"), "");
     let mut operator = loop {
-        match Client::connect(&runtime.control_socket(), PATIENCE) {
+        match Client::connect(&runtime.api_socket(), PATIENCE) {
             Ok(operator) => break operator,
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }

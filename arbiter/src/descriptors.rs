@@ -3,7 +3,9 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::process::{Resource, getrlimit};
 
 /// Kept back: for a connection, what is known of its process, and the files that are opened for a
@@ -19,35 +21,41 @@ const FEWEST: u64 = 64;
 /// Above it nobody is counted: there are enough for as many clients as memory has space for.
 const PLENTY: u64 = 1 << 17;
 
-/// What is kept back.
-#[derive(Debug, Default)]
+/// What is kept back; a clone is the same. The loop and the API's thread take newcomers in with it.
+/// Its lock is held for as long as a list is looked at.
+#[derive(Clone, Debug, Default)]
 pub struct Descriptors {
-    reserve: Vec<OwnedFd>,
+    reserve: Arc<Mutex<Vec<OwnedFd>>>,
 }
 
 impl Descriptors {
     /// Keeps some back, as far as there are any.
-    pub fn keep(&mut self) {
-        while self.reserve.len() < RESERVE {
+    pub fn keep(&self) {
+        while self.count() < RESERVE {
             match nothing() {
-                Ok(fd) => self.reserve.push(fd),
+                Ok(fd) => self.reserve.lock().push(fd),
                 Err(_) => return,
             }
         }
     }
 
+    fn count(&self) -> usize {
+        self.reserve.lock().len()
+    }
+
     /// Gives up what was kept, so that a peer can be given a reason.
-    pub fn give_up(&mut self) -> bool {
-        !std::mem::take(&mut self.reserve).is_empty()
+    pub fn give_up(&self) -> bool {
+        let kept = std::mem::take(&mut *self.reserve.lock());
+        !kept.is_empty()
     }
 
     /// Whether a client would leave the reserve alone.
-    pub fn suffice(&mut self) -> bool {
+    pub fn suffice(&self) -> bool {
         if limit().is_none_or(|limit| limit >= PLENTY) {
             return true;
         }
         self.keep();
-        self.reserve.len() == RESERVE
+        self.count() >= RESERVE
             && (0..OF_CLIENT)
                 .map(|_| nothing())
                 .collect::<io::Result<Vec<OwnedFd>>>()
@@ -94,7 +102,8 @@ pub fn are_few() -> bool {
     limit().is_some_and(|most| most < FEWEST)
 }
 
-fn limit() -> Option<u64> {
+/// How many there may be; `None`: as many as memory has space for.
+pub fn limit() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }
 
@@ -109,10 +118,10 @@ mod tests {
 
     #[test]
     fn what_was_kept_back_can_be_had_again() {
-        let mut descriptors = Descriptors::default();
+        let descriptors = Descriptors::default();
         assert!(!descriptors.give_up());
         descriptors.keep();
-        assert_eq!(descriptors.reserve.len(), RESERVE);
+        assert_eq!(descriptors.count(), RESERVE);
         assert!(descriptors.give_up() && !descriptors.give_up());
         assert!(descriptors.suffice());
         let none = io::Error::from_raw_os_error(nix::libc::EMFILE);

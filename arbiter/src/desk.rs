@@ -1,11 +1,11 @@
 //! Requests that came over HTTP, between the API's thread and the loop.
 //!
 //! The API's thread puts a request here with the place for its answer ([`Counter`]); the loop takes
-//! it when it is its user's turn ([`Desk`], a part of the control server, which deals the turns).
+//! it when it is its user's turn ([`Desk`], whose turns `turns` deals).
 //! Neither side waits for the other: requests travel through a queue of bounded length with a bell,
 //! answers through a place of their own. Knows nothing of HTTP.
 //!
-//! [`News`] tells the API's thread that the journal has grown.
+//! [`News`] tells the API's threads that the journal has grown.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use control::{ControlError, Reply, Request};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use crate::bell::Bell;
 use crate::who::Peer;
@@ -96,9 +96,6 @@ pub struct Desk {
     last: Option<(u64, Arc<AtomicU64>)>,
 }
 
-/// What decides whose turn is next: less comes first.
-pub type Rank = (u64, u64, u64);
-
 impl Desk {
     /// A desk, and the counter that leads to it.
     ///
@@ -149,16 +146,16 @@ impl Desk {
         !self.waiting.is_empty()
     }
 
-    /// The number and the rank of the request that is next. `taken_ns`: what a user has taken of
-    /// the loop's time.
-    pub fn first(&mut self, taken_ns: impl Fn(u32) -> u64) -> Option<(u64, Rank)> {
+    /// The number of the request that is next: of the user who has taken least of the loop's time
+    /// (`taken_ns`), on the connection that has, the one that came first.
+    pub fn first(&mut self, taken_ns: impl Fn(u32) -> u64) -> Option<u64> {
         self.forget();
-        let ranked = self.waiting.iter().map(|(number, (put, came_ns))| {
+        let first = self.waiting.iter().min_by_key(|(_, (put, came_ns))| {
             // SYNC(served): a sum that the loop alone writes.
             let served_ns = put.served_ns.load(Ordering::Relaxed);
-            (*number, (taken_ns(put.peer.uid), served_ns, *came_ns))
+            (taken_ns(put.peer.uid), served_ns, *came_ns)
         });
-        ranked.min_by_key(|(_, rank)| *rank)
+        first.map(|(number, _)| *number)
     }
 
     /// Begins to work on a request.
@@ -175,14 +172,11 @@ impl Desk {
         place.is_some_and(|place| !place.is_closed())
     }
 
-    /// Answers a request; gives the answer back where the request is not from here.
-    pub fn answer(&mut self, number: u64, answer: Answer) -> Option<Answer> {
-        let Some(place) = self.working.remove(&number) else {
-            return Some(answer);
-        };
-        // Nobody there: then nobody hears it.
-        let _ = place.send(answer);
-        None
+    /// Answers a request, once. Where nobody is there any more, nobody hears it.
+    pub fn answer(&mut self, number: u64, answer: Answer) {
+        if let Some(place) = self.working.remove(&number) {
+            let _ = place.send(answer);
+        }
     }
 
     /// The turn of a request has taken so much.
@@ -212,20 +206,17 @@ impl Desk {
 pub struct News {
     seq: AtomicU64,
     listeners: AtomicUsize,
-    bell: Bell,
+    grown: Notify,
 }
 
 impl News {
     /// Nobody listens yet.
-    ///
-    /// # Errors
-    /// There is no descriptor for the bell.
-    pub fn new() -> io::Result<Arc<Self>> {
-        Ok(Arc::new(Self {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
             seq: AtomicU64::new(0),
             listeners: AtomicUsize::new(0),
-            bell: Bell::new()?,
-        }))
+            grown: Notify::new(),
+        })
     }
 
     /// The journal has come to this line.
@@ -233,7 +224,7 @@ impl News {
         // SYNC(news): the number alone; lines are asked for at the desk, whose queue orders them.
         self.seq.store(seq, Ordering::Relaxed);
         if self.listeners.load(Ordering::Relaxed) > 0 {
-            self.bell.ring();
+            self.grown.notify_one();
         }
     }
 
@@ -252,9 +243,9 @@ impl News {
         }
     }
 
-    /// Rings for listeners.
-    pub fn bell(&self) -> &Bell {
-        &self.bell
+    /// Waits until the journal has grown since the last wait has ended. One waits at a time.
+    pub async fn wait(&self) {
+        self.grown.notified().await;
     }
 }
 
@@ -285,20 +276,19 @@ mod tests {
         }
         desk.receive(&mut number, 5);
         assert_eq!(number, 9);
-        let (next, rank) = desk
-            .first(|uid| if uid == 1 { 100 } else { 0 })
-            .expect("one");
-        assert_eq!((next, rank), (8, (0, 0, 5)));
+        let next = desk.first(|uid| if uid == 1 { 100 } else { 0 });
+        let next = next.expect("one");
+        assert_eq!(next, 8);
         desk.take(next).expect("the second");
         desk.spent(next, 50);
         desk.spent(next, 50);
         assert_eq!(modest.load(Ordering::Relaxed), 50, "once");
-        let (next, _) = desk.first(|_| 0).expect("the first");
+        let next = desk.first(|_| 0).expect("the first");
         desk.take(next).expect("the first");
         let answer = || Ok(Reply::Noted);
-        assert_eq!(desk.answer(next, answer()), None);
+        desk.answer(next, answer());
         assert_eq!(first_hears.try_recv(), Ok(answer()));
-        assert_eq!(desk.answer(next, answer()), Some(answer()), "it has one");
+        desk.answer(next, answer());
         assert!(!desk.is_empty(), "the second waits for its answer");
     }
 
@@ -343,7 +333,7 @@ mod tests {
             desk.receive(&mut 1, 0);
             hears.push(hear);
         }
-        let (next, _) = desk.first(|_| 0).expect("one");
+        let next = desk.first(|_| 0).expect("one");
         desk.take(next).expect("the first");
         let (queued, hear) = all.remove(0);
         counter.put(queued).expect("taken");
@@ -357,25 +347,22 @@ mod tests {
     }
 
     #[test]
-    fn news_ring_for_those_who_listen() {
-        let news = News::new().expect("a bell");
-        let rings = || {
-            use rustix::event::{PollFd, PollFlags, Timespec, poll};
-            let mut fds = [PollFd::new(news.bell(), PollFlags::IN)];
-            let now = Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            };
-            poll(&mut fds, Some(&now)).expect("asked") == 1
+    fn news_come_to_those_who_listen() {
+        use std::pin::pin;
+        use std::task::{Context, Waker};
+        let news = News::new();
+        let has_come = || {
+            let mut waits = pin!(news.wait());
+            let mut nobody = Context::from_waker(Waker::noop());
+            waits.as_mut().poll(&mut nobody).is_ready()
         };
         news.tell(3);
-        assert!(!rings() && news.seq() == 3);
+        assert!(!has_come() && news.seq() == 3);
         news.listen(true);
         news.tell(4);
-        assert!(rings());
-        news.bell().silence();
+        assert!(has_come() && !has_come());
         news.listen(false);
         news.tell(5);
-        assert!(!rings() && news.seq() == 5);
+        assert!(!has_come() && news.seq() == 5);
     }
 }

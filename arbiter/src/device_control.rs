@@ -92,9 +92,9 @@ impl Arbiter {
 
     /// Reads the quota file again, for an operator.
     /// It is answered when the file was read.
-    pub(crate) fn reload_for(&mut self, connection: u64, peer: &Peer) -> Result<(), ControlError> {
+    pub(crate) fn reload_for(&mut self, number: u64, peer: &Peer) -> Result<(), ControlError> {
         may_govern(peer)?;
-        self.rulebook.ask(Why::Asked(connection))?;
+        self.rulebook.ask(Why::Asked(number))?;
         self.supervisor.reloads(self.clock.mono_ns());
         Ok(())
     }
@@ -110,10 +110,9 @@ impl Arbiter {
         }
         for (rules, why) in read {
             let result = self.take_over(rules, why);
-            if let Why::Asked(connection) = why {
+            if let Why::Asked(number) = why {
                 let reply = result.map(|reloaded| Reply::Reloaded(reloaded.unwrap_or_default()));
-                self.control
-                    .reply(connection, reply, self.clock.mono_ns(), &self.poller);
+                self.turns.reply(number, reply);
             } else if let Err(error) = result {
                 tracing::error!("{error}");
             }

@@ -90,12 +90,12 @@ pub struct Door {
 }
 
 impl Door {
-    /// Of this socket; `None`: nobody can connect.
-    pub fn new(listener: Option<Listener>) -> Self {
+    /// Of this socket; `None`: nobody can connect. Newcomers may be taken in with what is `kept`.
+    pub fn new(listener: Option<Listener>, kept: Descriptors) -> Self {
         Self {
             listener,
             greetings: BTreeMap::new(),
-            descriptors: Descriptors::default(),
+            descriptors: kept,
             spare: Spare::default(),
             closed_until_ns: None,
         }
@@ -260,18 +260,18 @@ impl Door {
     }
 
     /// Whether there are enough descriptors for one more client.
-    pub fn has_descriptors(&mut self) -> bool {
+    pub fn has_descriptors(&self) -> bool {
         self.descriptors.suffice()
     }
 
     /// Keeps some descriptors back, as far as there are any.
-    pub fn keep_reserve(&mut self) {
+    pub fn keep_reserve(&self) {
         self.descriptors.keep();
     }
 
     /// Gives up what was kept back, so that a peer can be given a reason. False where there was
     /// nothing.
-    pub fn give_up_reserve(&mut self) -> bool {
+    pub fn give_up_reserve(&self) -> bool {
         self.descriptors.give_up()
     }
 
@@ -320,7 +320,7 @@ mod tests {
             let dir = tempfile::tempdir().expect("directory");
             let listener = Listener::bind(&dir.path().join("s")).expect("bound");
             Self {
-                door: Door::new(Some(listener)),
+                door: Door::new(Some(listener), Descriptors::default()),
                 poller: Poller::new().expect("an epoll set"),
                 dir,
                 next: 0,

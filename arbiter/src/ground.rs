@@ -24,8 +24,7 @@ use crate::api::{Api, Bound, Unusable};
 use crate::bell::Bell;
 use crate::census::Census;
 use crate::clock::Clock;
-use crate::control_server::ControlServer;
-use crate::descriptors;
+use crate::descriptors::{self, Descriptors};
 use crate::desk::{Desk, News};
 use crate::journal::Journal;
 use crate::nvml::Watcher;
@@ -33,6 +32,7 @@ use crate::options::Options;
 use crate::reactor::Poller;
 use crate::state::StateFile;
 use crate::supervisor::{Handed, Supervisor};
+use crate::turns::Turns;
 
 /// Why an arbiter did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -74,7 +74,7 @@ pub(crate) struct Ground {
     pub poller: Poller,
     /// `None`: nobody can connect.
     pub listener: Option<Listener>,
-    pub control: ControlServer,
+    pub turns: Turns,
     pub watcher: Watcher,
     pub census: Census,
     pub journal: Journal,
@@ -85,6 +85,8 @@ pub(crate) struct Ground {
     /// Pages of jobs that a service manager has kept, by the job's number.
     pub pages: BTreeMap<u64, OwnedFd>,
     pub api: Api,
+    /// Kept back, to take newcomers in with.
+    pub descriptors: Descriptors,
 }
 
 impl Ground {
@@ -120,30 +122,8 @@ impl Ground {
             None => Listener::bind(&path),
         };
         let listener = listener.map_err(Error::io(listen(&path)))?;
-        let path = dir.control_socket();
-        let control = stream_socket(&mut handed, &mut sockets, &path);
-        let (desk, counter) = match descriptors::are_few() {
-            true => (None, None),
-            false => {
-                let (desk, counter) = Desk::new().map_err(Error::io("make an eventfd"))?;
-                (Some(desk), Some(counter))
-            }
-        };
-        let control = control
-            .and_then(|socket| ControlServer::new(socket, desk))
-            .map_err(Error::io(listen(&path)))?;
         let path = dir.api_socket();
-        let api = match counter {
-            Some(_) => stream_socket(&mut handed, &mut sockets, &path).map(Some),
-            None => {
-                tracing::warn!(
-                    "there are few descriptors: nobody is served at {}",
-                    path.display()
-                );
-                let _ = std::fs::remove_file(&path);
-                Ok(None)
-            }
-        };
+        let api = stream_socket(&mut handed, &mut sockets, &path);
         let api = api.map_err(Error::io(listen(&path)))?;
         // The host's arbiter serves every user, distinguished by SO_PEERCRED; any other serves its
         // own.
@@ -154,20 +134,25 @@ impl Ground {
         };
         for path in dir.sockets() {
             // Who has bound it has said who may connect.
-            if sockets.contains(&path) || (api.is_none() && path == dir.api_socket()) {
+            if sockets.contains(&path) {
                 continue;
             }
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))
                 .map_err(Error::io(format!("set the mode of {}", path.display())))?;
         }
-        let api = match api.zip(counter) {
-            Some((listener, counter)) => {
-                let news = News::new().map_err(Error::io("make an eventfd"))?;
-                journal.tell_to(Arc::clone(&news));
-                Api::start(listener, remote, counter, news).map_err(Error::io("serve the API"))?
-            }
-            None => Api::default(),
-        };
+        let (desk, counter) = Desk::new().map_err(Error::io("make an eventfd"))?;
+        let news = News::new();
+        journal.tell_to(Arc::clone(&news));
+        let descriptors = Descriptors::default();
+        let api = Api::start(api, remote, counter, news, descriptors.clone())
+            .map_err(Error::io("serve the API"))?;
+        if let Some(limit) = descriptors::limit().filter(|_| descriptors::are_few()) {
+            tracing::warn!(
+                "there are few descriptors ({limit}): {} takes {} connections at a time, and few jobs can run; start the arbiter with a `ulimit -n` of 64 or more",
+                path.display(),
+                api.connections_most()
+            );
+        }
         show_to_containers(dir);
         let pages = handed.take_pages();
         let watcher = Watcher::start().map_err(Error::io("start a thread"))?;
@@ -176,7 +161,7 @@ impl Ground {
             lock: Some(lock),
             poller,
             listener: Some(listener),
-            control,
+            turns: Turns::new(desk),
             watcher,
             census,
             journal,
@@ -185,6 +170,7 @@ impl Ground {
             supervisor: Supervisor::of(handed, sockets),
             pages,
             api,
+            descriptors,
         })
     }
 
@@ -195,7 +181,7 @@ impl Ground {
             lock: None,
             poller: Poller::new().expect("an epoll set"),
             listener: None,
-            control: ControlServer::closed(),
+            turns: Turns::default(),
             watcher: Watcher::start().expect("a thread"),
             census: Census::start().expect("a thread"),
             journal: Journal::open(&dir.journal_file(), Rc::clone(clock)).expect("a journal"),
@@ -204,6 +190,7 @@ impl Ground {
             supervisor: Supervisor::default(),
             pages: BTreeMap::new(),
             api: Api::default(),
+            descriptors: Descriptors::default(),
         }
     }
 }

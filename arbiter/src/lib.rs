@@ -15,7 +15,7 @@
 //! job (`census`), write what goes to a disk (`writer`, `state`), look up login names (`names`) and
 //! read the quota file again (`background`): the loop waits for none of them, and each rings a bell
 //! (`bell`) when it has something to say. Clients and operators are strangers: what they send is
-//! bounded, checked and copied out in `peer`, `channel::wire` and `control_server`. Who they are
+//! bounded, checked and copied out in `peer`, `channel::wire` and `api`. Who they are
 //! and where they run (`who`, `container`) is the kernel's word, asked for when they come in.
 
 mod admission;
@@ -32,7 +32,6 @@ mod clients;
 mod clock;
 mod container;
 mod container_names;
-mod control_server;
 mod convert;
 mod descriptors;
 mod desk;
@@ -81,6 +80,7 @@ mod tenant;
 mod terms;
 mod timeline;
 mod timelines;
+mod turns;
 mod unsaved;
 mod usage;
 mod violations;

@@ -300,9 +300,8 @@ impl Arbiter {
         for id in self.clients.ids() {
             self.read_journal_of(id, now_ns);
         }
-        self.control.flush_all();
-        // Who waits over HTTP hears so from a thread that is there until it is closed.
-        self.control.close_desk();
+        // Who waits hears so from a thread that is there until it is closed.
+        self.turns.close();
         self.api.close();
         let pid = Value::from(std::process::id());
         let message = format!("arbiter {} ends", std::process::id());
@@ -322,8 +321,7 @@ impl Arbiter {
 
     /// Begins to listen.
     pub(crate) fn listen(&self) -> io::Result<()> {
-        self.door.listen(&self.poller)?;
-        self.control.listen(&self.poller)
+        self.door.listen(&self.poller)
     }
 
     /// Out of descriptors or memory: peers that wait go on waiting, instead of waking us without
@@ -331,7 +329,6 @@ impl Arbiter {
     pub(crate) fn stop_accepting(&mut self, error: &io::Error, now_ns: u64) {
         tracing::error!("cannot accept connections for now: {error}");
         self.door.close(now_ns, &self.poller);
-        self.control.close(&self.poller);
     }
 
     /// Tells about a peer that is not (yet) a client; not as often as it likes.

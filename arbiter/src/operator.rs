@@ -12,7 +12,6 @@ use crate::behalf;
 use crate::census;
 use crate::clock::Clock;
 use crate::container::{self, Origin};
-use crate::control_server::Ask;
 use crate::convert;
 use crate::descriptors::Descriptors;
 use crate::journal::About;
@@ -21,6 +20,7 @@ use crate::rules::Whose;
 use crate::serve::Arbiter;
 use crate::spec;
 use crate::tenant::Tenant;
+use crate::turns::Ask;
 use crate::unsaved;
 use crate::who::{self, Peer};
 
@@ -35,14 +35,12 @@ impl Arbiter {
     /// Answers a request, or has it wait.
     pub(crate) fn answer(&mut self, ask: Ask) {
         let Ask {
-            connection,
+            number,
             peer,
             request,
         } = ask;
         if let Err(error) = peer.may_ask(&request) {
-            let now_ns = self.clock.mono_ns();
-            self.control
-                .reply(connection, Err(error), now_ns, &self.poller);
+            self.turns.reply(number, Err(error));
             return;
         }
         if let Origin::Remote(bearer) = &peer.origin
@@ -62,11 +60,11 @@ impl Arbiter {
             Request::SetDevice { device, settings } => {
                 self.change_devices(device.as_ref(), settings, &peer)
             }
-            Request::Reload => match self.reload_for(connection, &peer) {
+            Request::Reload => match self.reload_for(number, &peer) {
                 Ok(()) => return,
                 Err(error) => Err(error),
             },
-            Request::Move(moves) => match self.begin_move(connection, &moves, &peer) {
+            Request::Move(moves) => match self.begin_move(number, &moves, &peer) {
                 Ok(()) => return,
                 Err(error) => Err(error),
             },
@@ -77,7 +75,7 @@ impl Arbiter {
                 } else {
                     // Rules go by names.
                     let ask = Ask {
-                        connection,
+                        number,
                         peer,
                         request: Request::Config { pid, user },
                     };
@@ -103,10 +101,10 @@ impl Arbiter {
                 job.cut_command();
                 if self.is_ready_for(&job, &peer) {
                     let registered = self.register(job, &peer);
-                    self.answer_registration(connection, registered, now_ns);
+                    self.answer_registration(number, registered, now_ns);
                 } else {
                     let ask = Ask {
-                        connection,
+                        number,
                         peer,
                         request: Request::Register(job),
                     };
@@ -115,15 +113,14 @@ impl Arbiter {
                 return;
             }
         };
-        self.control
-            .reply(connection, result, self.clock.mono_ns(), &self.poller);
+        self.turns.reply(number, result);
     }
 
     /// Has a request wait, and forgets those whose connections have gone: there are no more of them
     /// than connections, which have one at a time.
     fn park(&mut self, ask: Ask, now_ns: u64) {
-        let control = &self.control;
-        self.parked.retain(|connection| control.awaits(connection));
+        let turns = &self.turns;
+        self.parked.retain(|number| turns.awaits(number));
         self.parked.park(ask, now_ns);
     }
 
@@ -215,7 +212,7 @@ impl Arbiter {
     /// Answers who waits for a name, and registrations whose driver has been looked at.
     fn unpark(&mut self) {
         for waiting in self.parked.take() {
-            if !self.control.awaits(waiting.ask.connection) {
+            if !self.turns.awaits(waiting.ask.number) {
                 continue;
             }
             let peer = waiting.ask.peer.clone();
@@ -235,7 +232,7 @@ impl Arbiter {
     /// the clients.
     pub(crate) fn expire_parked(&mut self, now_ns: u64) {
         for ask in self.parked.expire(now_ns) {
-            if !self.control.awaits(ask.connection) {
+            if !self.turns.awaits(ask.number) {
                 continue;
             }
             if let Request::Register(job) = &ask.request {
@@ -422,16 +419,13 @@ impl Arbiter {
     /// job.
     pub(crate) fn answer_registration(
         &mut self,
-        connection: u64,
+        number: u64,
         registered: Result<Registered, ControlError>,
         now_ns: u64,
     ) {
         match registered {
-            Ok(registered) => self.unsaved.add(connection, registered, now_ns),
-            Err(error) => {
-                self.control
-                    .reply(connection, Err(error), now_ns, &self.poller);
-            }
+            Ok(registered) => self.unsaved.add(number, registered, now_ns),
+            Err(error) => self.turns.reply(number, Err(error)),
         }
     }
 
@@ -451,8 +445,7 @@ impl Arbiter {
                 self.tell_unsaved(waiting.job, now_ns);
             }
             let reply = Ok(Reply::Registered(waiting.registered));
-            self.control
-                .reply(waiting.connection, reply, now_ns, &self.poller);
+            self.turns.reply(waiting.number, reply);
         }
     }
 

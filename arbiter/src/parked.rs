@@ -2,7 +2,7 @@
 //!
 //! Owns their requests, each with the time at which it goes on without that word.
 
-use crate::control_server::Ask;
+use crate::turns::Ask;
 
 /// How long a registration waits. TIMEOUT: initialising NVML takes up to a second or two where no
 /// process holds the driver.
@@ -29,10 +29,9 @@ impl Parked {
         self.waiting.push(Waiting { ask, deadline_ns });
     }
 
-    /// Forgets those whose connection nobody `awaits`.
+    /// Forgets those whose answer nobody `awaits`.
     pub fn retain(&mut self, awaits: impl Fn(u64) -> bool) {
-        self.waiting
-            .retain(|waiting| awaits(waiting.ask.connection));
+        self.waiting.retain(|waiting| awaits(waiting.ask.number));
     }
 
     /// Takes all of them, to be looked at again.
@@ -65,9 +64,9 @@ mod tests {
     use super::*;
     use crate::who::Peer;
 
-    fn ask(connection: u64) -> Ask {
+    fn ask(number: u64) -> Ask {
         Ask {
-            connection,
+            number,
             peer: Peer::here(1, 1),
             request: Request::List,
         }
@@ -76,11 +75,11 @@ mod tests {
     #[test]
     fn one_whose_connection_has_gone_is_forgotten() {
         let mut parked = Parked::default();
-        for connection in 1..=3 {
-            parked.park(ask(connection), 5);
+        for number in 1..=3 {
+            parked.park(ask(number), 5);
         }
-        parked.retain(|connection| connection == 2);
-        let left: Vec<u64> = parked.take().iter().map(|one| one.ask.connection).collect();
+        parked.retain(|number| number == 2);
+        let left: Vec<u64> = parked.take().iter().map(|one| one.ask.number).collect();
         assert_eq!(left, [2]);
     }
 
@@ -94,10 +93,7 @@ mod tests {
         }
         assert!(parked.expire(4 + DISCOVERY_NS).is_empty());
         let over = parked.expire(5 + DISCOVERY_NS);
-        assert_eq!(
-            over.iter().map(|ask| ask.connection).collect::<Vec<_>>(),
-            [1]
-        );
+        assert_eq!(over.iter().map(|ask| ask.number).collect::<Vec<_>>(), [1]);
         assert!(!parked.is_empty());
         assert_eq!(parked.expire(9 + DISCOVERY_NS).len(), 1);
         assert!(parked.is_empty());

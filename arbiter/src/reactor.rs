@@ -18,8 +18,6 @@ pub enum Event {
     Stop,
     /// A client connects.
     ChannelAccept,
-    /// An operator connects.
-    ControlAccept,
     /// The daemon is asked to read its quota file again.
     Reload,
     /// The device watcher has news.
@@ -34,7 +32,7 @@ pub enum Event {
     Rules,
     /// The census has an answer.
     Census,
-    /// Requests came over HTTP.
+    /// Operators have asked.
     Desk,
     /// A connected client says hello, or hangs up.
     Greeting(u64),
@@ -44,8 +42,6 @@ pub enum Event {
     ClientEnded(u64),
     /// The process that registered a job has ended.
     JobEnded(u64),
-    /// An operator's connection can be read, written or closed.
-    Control(u64),
 }
 
 /// The events of a descriptor that are reported.
@@ -53,12 +49,8 @@ pub enum Event {
 pub enum Interest {
     /// It can be read.
     Read,
-    /// It can be written.
-    Write,
     /// It has something new to read, reported once each time, or the other side is gone.
     Bell,
-    /// Nothing but that both directions have ended, which the kernel tells anyway.
-    Nothing,
 }
 
 /// Events taken from the kernel at a time.
@@ -100,16 +92,6 @@ impl Poller {
     /// another process holds the same open file: epoll watches open files, not numbers.
     pub fn add(&self, fd: impl AsFd, event: Event, interest: Interest) -> io::Result<()> {
         Ok(epoll::add(
-            &self.epoll,
-            fd,
-            EventData::new_u64(event.key()),
-            interest.flags(),
-        )?)
-    }
-
-    /// Changes what is waited for.
-    pub fn modify(&self, fd: impl AsFd, event: Event, interest: Interest) -> io::Result<()> {
-        Ok(epoll::modify(
             &self.epoll,
             fd,
             EventData::new_u64(event.key()),
@@ -243,8 +225,6 @@ impl Interest {
     fn flags(self) -> EventFlags {
         match self {
             Self::Read => EventFlags::IN | EventFlags::RDHUP,
-            Self::Write => EventFlags::OUT,
-            Self::Nothing => EventFlags::empty(),
             Self::Bell => EventFlags::IN | EventFlags::RDHUP | EventFlags::ET,
         }
     }
@@ -256,13 +236,11 @@ impl Event {
         let (kind, id) = match self {
             Self::Stop => (1, 0),
             Self::ChannelAccept => (2, 0),
-            Self::ControlAccept => (3, 0),
             Self::Devices => (4, 0),
             Self::Greeting(id) => (5, id),
             Self::Doorbell(id) => (6, id),
             Self::ClientEnded(id) => (7, id),
             Self::JobEnded(id) => (9, id),
-            Self::Control(id) => (10, id),
             Self::Reload => (11, 0),
             Self::Saved => (12, 0),
             Self::Census => (13, 0),
@@ -279,13 +257,11 @@ impl Event {
         Some(match key >> 56 {
             1 => Self::Stop,
             2 => Self::ChannelAccept,
-            3 => Self::ControlAccept,
             4 => Self::Devices,
             5 => Self::Greeting(id),
             6 => Self::Doorbell(id),
             7 => Self::ClientEnded(id),
             9 => Self::JobEnded(id),
-            10 => Self::Control(id),
             11 => Self::Reload,
             12 => Self::Saved,
             13 => Self::Census,
@@ -307,7 +283,6 @@ mod tests {
         for event in [
             Event::Stop,
             Event::ChannelAccept,
-            Event::ControlAccept,
             Event::Devices,
             Event::Reload,
             Event::Saved,
@@ -319,8 +294,7 @@ mod tests {
             Event::Greeting(1),
             Event::Doorbell(2),
             Event::ClientEnded(3),
-            Event::JobEnded(5),
-            Event::Control((1 << 56) - 1),
+            Event::JobEnded((1 << 56) - 1),
         ] {
             assert_eq!(Event::from_key(event.key()), Some(event));
         }

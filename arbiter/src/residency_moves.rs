@@ -17,7 +17,7 @@ impl Arbiter {
     /// Begins to move jobs; the answer comes when they have arrived.
     pub(crate) fn begin_move(
         &mut self,
-        connection: u64,
+        number: u64,
         moves: &Moves,
         peer: &Peer,
     ) -> Result<(), ControlError> {
@@ -67,8 +67,7 @@ impl Arbiter {
         self.persistence.mark_old();
         let named = jobs.into_iter().zip(both);
         let named = named.map(|((id, evict), (name, _))| (id, name.clone(), evict));
-        let request = MoveRequest::new(connection, named, now_ns, moves.deadline_ms);
-        self.control.wait_until(connection, request.deadline_ns());
+        let request = MoveRequest::new(number, named, now_ns, moves.deadline_ms);
         self.moves.wait(request);
         Ok(())
     }
@@ -80,7 +79,7 @@ impl Arbiter {
             let (began_ns, over) = (request.began_ns(), request.is_over(now_ns));
             let is_known = request.look(|id, job| self.see_to(id, (began_ns, over), job));
             if is_known {
-                self.finish_move(request, now_ns);
+                self.finish_move(request);
             } else {
                 self.moves.wait(request);
             }
@@ -134,7 +133,7 @@ impl Arbiter {
         }
     }
 
-    fn finish_move(&mut self, request: MoveRequest, now_ns: u64) {
+    fn finish_move(&mut self, request: MoveRequest) {
         for (id, job) in request.moved() {
             if self.ledger.get(*id).is_none() {
                 continue;
@@ -171,15 +170,14 @@ impl Arbiter {
         });
         let ends = request.moved().iter().map(|(_, job)| job.elapsed_ns);
         let elapsed_ns = ends.max().unwrap_or(0);
-        let connection = request.connection();
+        let number = request.number();
         let reply = Reply::Moved(Moved {
             elapsed_ns,
             simulated,
             jobs: request.into_answer(),
         });
         self.persistence.mark_old();
-        self.control
-            .reply(connection, Ok(reply), now_ns, &self.poller);
+        self.turns.reply(number, Ok(reply));
     }
 }
 

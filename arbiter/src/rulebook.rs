@@ -34,7 +34,7 @@ const MAX_RELOADS: usize = 64;
 /// Why the quota files are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
-    /// An operator waits for it on this connection.
+    /// An operator waits for it, with the request of this number.
     Asked(u64),
     /// SIGHUP.
     Signal,

@@ -12,7 +12,6 @@ use crate::clients::Clients;
 use crate::clock::{self, Clock};
 use crate::container::Origin;
 use crate::container_names::ContainerNames;
-use crate::control_server::{ControlServer, Turn};
 use crate::descriptors::Descriptors;
 use crate::devices::Devices;
 use crate::discovery::Discovery;
@@ -37,6 +36,7 @@ use crate::slow_work::{HOUSEKEEPING_NS, SlowWork};
 use crate::state::State;
 use crate::supervisor::Supervisor;
 use crate::suspicions::Suspicions;
+use crate::turns::Turns;
 use crate::unsaved::Unsaved;
 use crate::writer;
 
@@ -108,7 +108,7 @@ pub struct Arbiter {
     pub(crate) rulebook: Rulebook,
     pub(crate) poller: Poller,
     pub(crate) door: Door,
-    pub(crate) control: ControlServer,
+    pub(crate) turns: Turns,
     pub(crate) discovery: Discovery,
     pub(crate) outsiders: Outsiders,
     pub(crate) ledger: Ledger,
@@ -180,7 +180,7 @@ impl Arbiter {
             lock,
             poller,
             listener,
-            control,
+            turns,
             watcher,
             census,
             journal,
@@ -189,14 +189,15 @@ impl Arbiter {
             supervisor,
             pages,
             api,
+            descriptors,
         } = ground;
         let mut arbiter = Self {
             lifetime: Lifetime::begin(clock.unix_ms(), now_ns, stop, lock),
             clock,
             rulebook,
             poller,
-            door: Door::new(listener),
-            control,
+            door: Door::new(listener, descriptors),
+            turns,
             discovery: Discovery::new(watcher),
             outsiders: Outsiders::new(census),
             ledger: Ledger::default(),
@@ -248,7 +249,7 @@ impl Arbiter {
                 let bell = arbiter.outsiders.bell();
                 arbiter.poller.add(bell, Event::Census, Interest::Read)
             })
-            .and_then(|()| arbiter.control.watch_desk(&arbiter.poller))
+            .and_then(|()| arbiter.turns.watch(&arbiter.poller))
             .and_then(|()| arbiter.listen());
         added.map_err(Error::io("wait for connections"))?;
         arbiter.journal.write(
@@ -404,25 +405,14 @@ impl Arbiter {
                     self.stop_accepting(&error, now_ns);
                 }
             }
-            Event::ControlAccept => {
-                let door = &mut self.door;
-                let more = || door.give_up_reserve();
-                let accepted = self.control.accept(now_ns, &self.poller, more);
-                if let Err(error) = accepted {
-                    self.stop_accepting(&error, now_ns);
-                }
-            }
             Event::Greeting(id) => self.on_greeting(id, now_ns),
-            Event::Control(id) => {
-                self.control.on_event(id, now_ns, &self.poller);
-            }
             Event::Devices => self.on_devices(),
             Event::Saved => {
                 self.persistence.answer_bell();
                 self.answer_saved(now_ns);
             }
             Event::Census => self.on_census(now_ns),
-            Event::Desk => self.control.on_desk(now_ns),
+            Event::Desk => self.turns.on_desk(now_ns),
             Event::Names => self.on_names(now_ns),
             Event::ContainerNames => self.on_container_names(now_ns),
             Event::Rules => self.on_rules(),
@@ -460,7 +450,7 @@ impl Arbiter {
         let quiet = self.clients.is_empty()
             && self.door.is_quiet()
             && self.parked.is_empty()
-            && self.control.is_empty()
+            && self.turns.is_empty()
             && self.ledger.is_empty()
             && !self.supervisor.keeps_pages()
             && !self.discovery.refreshes();
@@ -490,25 +480,21 @@ impl Arbiter {
     /// where one waits.
     fn serve_operators(&mut self) -> Option<u64> {
         let mut now_ns = self.clock.mono_ns();
-        let sitting = match self.control.sits(now_ns) {
+        let sitting = match self.turns.sits(now_ns) {
             Ok(sitting) => sitting,
             Err(again_ns) => return again_ns,
         };
         while sitting.goes_on(now_ns) && !self.lifetime.is_over() {
-            let Some(turn) = self.control.next_turn(now_ns, &self.poller) else {
+            let Some(ask) = self.turns.next(now_ns) else {
                 break;
             };
-            let asked = match turn {
-                Turn::Ask(ask) => Some((ask.connection, ask.peer.uid, self.answer(*ask))),
-                Turn::Refused => None,
-            };
+            let (number, uid) = (ask.number, ask.peer.uid);
+            self.answer(ask);
             let before_ns = std::mem::replace(&mut now_ns, self.clock.mono_ns());
-            if let Some((connection, uid, ())) = asked {
-                let took_ns = now_ns.saturating_sub(before_ns);
-                self.control.spent(connection, uid, now_ns, took_ns);
-            }
+            let took_ns = now_ns.saturating_sub(before_ns);
+            self.turns.spent(number, uid, now_ns, took_ns);
         }
-        self.control.rise(&sitting, now_ns)
+        self.turns.rise(&sitting, now_ns)
     }
 
     /// Looks at the profiles that are due. Returns when to do it again; `None`: nobody is there.
@@ -550,18 +536,12 @@ impl Arbiter {
     }
 
     fn do_housekeeping(&mut self, now_ns: u64) {
-        if self.control.opens_again()
-            && !self.door.is_closed()
-            && let Err(error) = self.control.listen(&self.poller)
-        {
-            self.stop_accepting(&error, now_ns);
-        }
         self.journal.tell_lost();
         self.allowances.forget_full(now_ns);
         if self.ledger.keep_promises(now_ns) {
             self.publish_terms();
         }
-        self.control.expire(now_ns);
+        self.turns.forget_old(now_ns);
         self.expire_parked(now_ns);
         self.answer_saved(now_ns);
         self.expire_greetings(now_ns);
@@ -590,7 +570,7 @@ impl Arbiter {
         // A job that has not touched its device yet may still wonder who else is there.
         let watched = !self.clients.is_empty() || !self.ledger.is_empty();
         self.discovery.refresh(watched);
-        if !self.ledger.is_empty() || !self.parked.is_empty() || !self.control.is_empty() {
+        if !self.ledger.is_empty() || !self.parked.is_empty() || !self.turns.is_empty() {
             self.lifetime.note_busy(now_ns);
         } else if let Some(after) = self.rulebook.options().idle_exit
             && now_ns >= self.lifetime.ends_idle_at(after)
@@ -655,8 +635,8 @@ mod tests {
         let mut taken = 0;
         while taken < 2 {
             assert!(std::time::Instant::now() < deadline);
-            arbiter.control.on_desk(0);
-            let turn = arbiter.control.next_turn(0, &arbiter.poller);
+            arbiter.turns.on_desk(0);
+            let turn = arbiter.turns.next(0);
             taken += usize::from(turn.is_some());
             std::thread::sleep(std::time::Duration::from_millis(1));
         }

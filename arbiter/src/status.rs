@@ -7,6 +7,7 @@ use control::{
 use policy::TenantId;
 
 use crate::convert;
+use crate::descriptors;
 use crate::dispatch::DeviceScheduler;
 use crate::nvml::Readings;
 use crate::residency_survey;
@@ -33,8 +34,6 @@ impl Arbiter {
     pub(crate) fn status(&self) -> ArbiterStatus {
         ArbiterStatus {
             version: self.rulebook.options().version.clone(),
-            protocol_major: control::PROTOCOL_MAJOR,
-            protocol_minor: control::PROTOCOL_MINOR,
             pid: std::process::id(),
             uid: rustix::process::geteuid().as_raw(),
             started_unix_ms: self.lifetime.started_unix_ms(),
@@ -43,12 +42,13 @@ impl Arbiter {
                 .unix_ms()
                 .saturating_sub(self.lifetime.started_unix_ms()),
             runtime_dir: self.rulebook.options().dir.path().to_owned(),
-            control_socket: self.rulebook.options().dir.control_socket(),
+            api_socket: self.rulebook.options().dir.api_socket(),
             channel_socket: self.rulebook.options().dir.channel_socket(),
             api_address: self
                 .api
                 .address()
                 .map_or_else(String::new, |at| at.to_string()),
+            descriptor_limit: descriptors::limit(),
             embedded: self.rulebook.options().embedded,
             idle_exit_s: self
                 .rulebook

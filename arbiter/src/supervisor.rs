@@ -461,7 +461,7 @@ mod tests {
     #[test]
     fn a_socket_is_known_by_its_kind_and_place() {
         let dir = tempfile::tempdir().expect("directory");
-        let path = dir.path().join("control.sock");
+        let path = dir.path().join("api.sock");
         let listener = OwnedFd::from(UnixListener::bind(&path).expect("bound"));
         let datagrams = OwnedFd::from(UnixDatagram::bind(dir.path().join("d")).expect("bound"));
         let mut handed = Handed {
@@ -473,7 +473,7 @@ mod tests {
         assert!(handed.listener(SocketType::DGRAM, &elsewhere).is_none());
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path(), &link).expect("linked");
-        let found = handed.listener(SocketType::STREAM, &link.join("control.sock"));
+        let found = handed.listener(SocketType::STREAM, &link.join("api.sock"));
         assert!(found.is_some() && handed.sockets.len() == 1);
         assert!(handed.listener(SocketType::STREAM, &path).is_none(), "once");
     }

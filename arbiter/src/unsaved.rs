@@ -18,8 +18,8 @@ pub(crate) struct Unsaved(Vec<Waiting>);
 /// A launcher that waits.
 #[derive(Debug)]
 pub(crate) struct Waiting {
-    /// Its connection.
-    pub connection: u64,
+    /// Its request.
+    pub number: u64,
     /// Its job.
     pub job: TenantId,
     /// The answer.
@@ -29,9 +29,9 @@ pub(crate) struct Waiting {
 
 impl Unsaved {
     /// A launcher waits.
-    pub fn add(&mut self, connection: u64, registered: Registered, now_ns: u64) {
+    pub fn add(&mut self, number: u64, registered: Registered, now_ns: u64) {
         self.0.push(Waiting {
-            connection,
+            number,
             job: TenantId(registered.id),
             registered,
             until_ns: now_ns.saturating_add(PATIENCE_NS),
@@ -62,14 +62,13 @@ mod tests {
         for id in 1..=3 {
             unsaved.add(10 + id, registered(id), 5);
         }
-        let connections = |waiting: Vec<Waiting>| -> Vec<u64> {
-            waiting.iter().map(|one| one.connection).collect()
-        };
-        assert_eq!(connections(unsaved.take(6, |_| false)), [0u64; 0]);
-        assert_eq!(connections(unsaved.take(6, |job| job.0 == 2)), [12]);
+        let numbers =
+            |waiting: Vec<Waiting>| -> Vec<u64> { waiting.iter().map(|one| one.number).collect() };
+        assert_eq!(numbers(unsaved.take(6, |_| false)), [0u64; 0]);
+        assert_eq!(numbers(unsaved.take(6, |job| job.0 == 2)), [12]);
         let late_ns = 5 + PATIENCE_NS;
-        assert_eq!(connections(unsaved.take(late_ns - 1, |_| false)), [0u64; 0]);
-        assert_eq!(connections(unsaved.take(late_ns, |_| false)), [11, 13]);
-        assert_eq!(connections(unsaved.take(late_ns, |_| true)), [0u64; 0]);
+        assert_eq!(numbers(unsaved.take(late_ns - 1, |_| false)), [0u64; 0]);
+        assert_eq!(numbers(unsaved.take(late_ns, |_| false)), [11, 13]);
+        assert_eq!(numbers(unsaved.take(late_ns, |_| true)), [0u64; 0]);
     }
 }

@@ -330,7 +330,7 @@ fn a_killed_arbiter_is_followed_by_one_that_knows_its_jobs() {
     assert_eq!(back.fields["gap_ns"], 5_000_000);
     operator.shutdown().expect("asked to end");
     assert!(within::wait(&mut second, "the arbiter", testbed::PATIENCE).success());
-    assert!(!dir.1.control_socket().exists() && !dir.1.channel_socket().exists());
+    assert!(!dir.1.api_socket().exists() && !dir.1.channel_socket().exists());
     again
         .arbiter
         .device(0)
@@ -425,7 +425,7 @@ fn a_directory_has_one_arbiter_and_an_idle_one_ends() {
         Ok(_) => panic!("two arbiters in one directory"),
     }
     first.serve().expect("it ends by itself");
-    assert!(!dir.1.control_socket().exists());
+    assert!(!dir.1.api_socket().exists());
     // Another test's child holds the lock's file from its fork to its exec.
     until("the directory is free again", || {
         Arbiter::start(options()).ok()
@@ -447,7 +447,7 @@ fn a_terminated_arbiter_opens_every_gate_and_removes_its_sockets() {
     assert!(within::wait(&mut daemon, "the arbiter", testbed::PATIENCE).success());
     gate(0).look().expect("open");
     gate(1).look().expect("open");
-    assert!(!dir.1.control_socket().exists() && !dir.1.channel_socket().exists());
+    assert!(!dir.1.api_socket().exists() && !dir.1.channel_socket().exists());
     let state = std::fs::read_to_string(dir.1.state_file()).expect("kept for a successor");
     assert!(state.contains(&jobs[0].token), "{state}");
 }
@@ -455,7 +455,7 @@ fn a_terminated_arbiter_opens_every_gate_and_removes_its_sockets() {
 #[test]
 fn a_job_outlives_neither_its_processes_nor_its_name() {
     let daemon = Daemon::start();
-    let mut child = child("register", &daemon.dir.control_socket(), "brief");
+    let mut child = child("register", &daemon.dir.api_socket(), "brief");
     until("it is listed", || {
         let jobs = daemon.operator().list().expect("list");
         jobs.iter().any(|job| job.name == "brief").then_some(())

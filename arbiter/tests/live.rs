@@ -409,7 +409,7 @@ fn a_process_is_ended_only_where_the_configuration_says_so() {
     let daemon = Daemon::start();
     let mut operator = daemon.operator();
     // A process of its own, which attaches and never comes when it is let in.
-    let mut child = child("unresponsive", &daemon.dir.control_socket(), "");
+    let mut child = child("unresponsive", &daemon.dir.api_socket(), "");
     let job = operator.register(named("other", 0.5)).expect("registered");
     let worker = Worker::start(attach(&job));
     until("it is reported", || {

@@ -26,9 +26,11 @@ const START: Duration = Duration::from_secs(20);
 /// it.
 const OTHERS_START: Duration = Duration::from_secs(5);
 
-/// How often a request is put to an arbiter that hangs up on it: one that ends may do so between
-/// our connecting and our asking, and then there is none, or another.
+/// How often a request is put to an arbiter that hangs up on it, or says that it ends: it may do so
+/// between our connecting and our asking, and then there is none, or another.
 const TRIES: u32 = 3;
+/// Between two tries. TIMEOUT: what an arbiter takes from its last answer to the end of its socket.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// The answer to `request`, over a connection made by `connect`.
 ///
@@ -41,7 +43,10 @@ pub fn ask<T, E: From<ClientError>>(
     let mut tries = 1;
     loop {
         match request(&mut connect()?) {
-            Err(ClientError::HungUp(_)) if tries < TRIES => tries += 1,
+            Err(error) if error.is_end() && tries < TRIES => {
+                tries += 1;
+                thread::sleep(AGAIN);
+            }
             answer => return answer.map_err(E::from),
         }
     }
@@ -53,7 +58,7 @@ pub fn ask<T, E: From<ClientError>>(
 /// As [`existing`].
 pub fn patient(dir: &RuntimeDir, patience: Duration) -> Result<Client, Unreachable> {
     dir.verify(nix::unistd::geteuid().as_raw())?;
-    Ok(Client::connect(&dir.control_socket(), ANSWER + patience)?)
+    Ok(Client::connect(&dir.api_socket(), ANSWER + patience)?)
 }
 
 /// A connection to the arbiter of `dir`, whose place is trusted first.
@@ -62,7 +67,7 @@ pub fn patient(dir: &RuntimeDir, patience: Duration) -> Result<Client, Unreachab
 /// The place is unfit, or [`ClientError`]; `is_absence` where nobody is there.
 pub fn existing(dir: &RuntimeDir) -> Result<Client, Unreachable> {
     dir.verify(nix::unistd::geteuid().as_raw())?;
-    Ok(Client::connect(&dir.control_socket(), ANSWER)?)
+    Ok(Client::connect(&dir.api_socket(), ANSWER)?)
 }
 
 /// As [`existing`], for somebody who waits so long at most.
@@ -71,7 +76,7 @@ pub fn existing(dir: &RuntimeDir) -> Result<Client, Unreachable> {
 /// As [`existing`].
 pub fn within(dir: &RuntimeDir, answer: Duration) -> Result<Client, Unreachable> {
     dir.verify(nix::unistd::geteuid().as_raw())?;
-    Ok(Client::connect(&dir.control_socket(), answer)?)
+    Ok(Client::connect(&dir.api_socket(), answer)?)
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -153,7 +158,7 @@ fn wait_until_it_listens(
         if started.elapsed() > START {
             bail!(
                 "the arbiter that was started does not listen at {} after {} s: {}",
-                dir.control_socket().display(),
+                dir.api_socket().display(),
                 START.as_secs(),
                 log_end(dir, log_from)
             );
@@ -387,7 +392,7 @@ mod tests {
         let lock = File::create(fixture.dir.lock_file()).unwrap();
         let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).unwrap();
         let ended = fixture.at("ended");
-        let socket = fixture.dir.control_socket();
+        let socket = fixture.dir.api_socket();
         let seen = ended.clone();
         let winner = thread::spawn(move || {
             while !seen.exists() {
@@ -419,7 +424,7 @@ mod tests {
             return;
         }
         let fixture = Fixture::new();
-        drop(UnixListener::bind(fixture.at("control.sock")).unwrap());
+        drop(UnixListener::bind(fixture.at("api.sock")).unwrap());
         let around = Surroundings {
             system_dir: fixture.root.path().to_owned(),
             ..Surroundings::default()

@@ -35,7 +35,7 @@ pub fn ps(args: &Ps) -> Result<String> {
         (Some(status), false) => text_of(&status),
         (None, false) => format!(
             "no arbiter runs at {}, so there are no jobs\n",
-            dir.control_socket().display()
+            dir.api_socket().display()
         ),
     })
 }

@@ -123,7 +123,7 @@ pub fn ask<T>(
         }
         error if error.is_absence() => anyhow!(
             "no arbiter runs at {}, so there is nothing to change: start a job with `sublet run`, or the host's arbiter with `sublet arbiter`; SUBLET_RUNTIME_DIR names another place",
-            dir.control_socket().display()
+            dir.api_socket().display()
         ),
         error => error.into(),
     })

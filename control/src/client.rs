@@ -1,6 +1,7 @@
-//! The blocking client: one connection, one request after the other, every wait with a deadline.
+//! The blocking client of the arbiter's API: HTTP over its Unix socket, one connection, one request
+//! after the other, every wait with a deadline.
 
-use std::io::{self, BufRead, BufReader, Write};
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -8,16 +9,25 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr, sockopt};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::config::ConfigReport;
 use crate::device::DeviceSettings;
-use crate::error::{ControlError, ErrorCode};
+use crate::error::{ControlError, ErrorCode, one_line};
+use crate::http::{Answer, Http, NoAnswer};
+use crate::paths::OLDER_SOCKET;
 use crate::report::{ArbiterStatus, DeviceStatus, Event, JobStatus, Registered, Reloaded};
-use crate::request::{Change, JobSpec, Reply, Request};
+use crate::request::{Change, JobSpec};
 use crate::residency::{Moved, Moves};
 use crate::timeline::Timeline;
 use crate::values::DeviceSelector;
-use crate::wire::{self, MAX_LINE_BYTES, WireError};
+
+/// Names that are longer are nobody's: an answer says so at once, and a head has a bound.
+const NAME_BYTES: usize = 1024;
+/// Of such a name in an error.
+const SHOWN_CHARS: usize = 80;
 
 /// Why the arbiter was not reached, or what it answered. Each message is one line for people and
 /// contains the remedy.
@@ -40,6 +50,10 @@ pub enum ClientError {
     },
     #[error("the arbiter at {} closed the connection without an answer (its journal may say why)", .0.display())]
     HungUp(PathBuf),
+    #[error("the arbiter at {} is ending (try again when its successor listens)", .0.display())]
+    Ending(PathBuf),
+    #[error("the arbiter at {} is of an older version, which does not know this command's socket (use the `sublet` that started it, or restart the arbiter: jobs go on meanwhile)", .0.display())]
+    Older(PathBuf),
     #[error("{0} (use the `sublet` that started the arbiter, or restart the arbiter)")]
     Version(String),
     #[error(transparent)]
@@ -55,12 +69,18 @@ impl ClientError {
     pub fn is_absence(&self) -> bool {
         matches!(self, Self::NoSocket(_) | Self::DeadSocket(_))
     }
+
+    /// The arbiter was about to end, and has not done what was asked: then there is none, or
+    /// another.
+    pub fn is_end(&self) -> bool {
+        matches!(self, Self::HungUp(_) | Self::Ending(_))
+    }
 }
 
-/// A connection to an arbiter's control socket.
+/// A connection to an arbiter's API socket.
 #[derive(Debug)]
 pub struct Client {
-    stream: BufReader<UnixStream>,
+    http: Http,
     path: PathBuf,
     deadline: Duration,
 }
@@ -96,10 +116,13 @@ impl Client {
                 Err(Errno::EAGAIN | Errno::EINTR) => {
                     return Err(timeout(path, deadline, None));
                 }
-                Err(Errno::ENOENT | Errno::ENOTDIR) => {
-                    return Err(ClientError::NoSocket(path.to_owned()));
+                Err(absent @ (Errno::ENOENT | Errno::ENOTDIR | Errno::ECONNREFUSED)) => {
+                    return Err(match absent {
+                        _ if an_older_one_listens(path) => ClientError::Older(path.to_owned()),
+                        Errno::ECONNREFUSED => ClientError::DeadSocket(path.to_owned()),
+                        _ => ClientError::NoSocket(path.to_owned()),
+                    });
                 }
-                Err(Errno::ECONNREFUSED) => return Err(ClientError::DeadSocket(path.to_owned())),
                 Err(Errno::EACCES | Errno::EPERM) => {
                     return Err(ClientError::NoAccess(path.to_owned()));
                 }
@@ -113,7 +136,7 @@ impl Client {
                 error,
             })?;
         Ok(Self {
-            stream: BufReader::new(stream),
+            http: Http::over(stream),
             path: path.to_owned(),
             deadline,
         })
@@ -124,28 +147,22 @@ impl Client {
     /// # Errors
     /// As every request: [`ClientError`].
     pub fn status(&mut self) -> Result<ArbiterStatus, ClientError> {
-        match self.ask(&Request::Status)? {
-            Reply::Status(status) => Ok(status),
-            other => Err(self.unexpected("status", &other)),
-        }
+        self.get("/v1/status")
     }
 
+    /// Registers this process as a job. Of its command as much is sent as counts.
+    ///
     /// # Errors
     /// [`ClientError::Refused`] where the arbiter does not take the job.
-    pub fn register(&mut self, spec: JobSpec) -> Result<Registered, ClientError> {
-        match self.ask(&Request::Register(spec))? {
-            Reply::Registered(registered) => Ok(registered),
-            other => Err(self.unexpected("register", &other)),
-        }
+    pub fn register(&mut self, mut spec: JobSpec) -> Result<Registered, ClientError> {
+        spec.cut_command();
+        self.send("POST", "/v1/jobs", &spec)
     }
 
     /// # Errors
     /// As every request: [`ClientError`].
     pub fn list(&mut self) -> Result<Vec<JobStatus>, ClientError> {
-        match self.ask(&Request::List)? {
-            Reply::Jobs(jobs) => Ok(jobs),
-            other => Err(self.unexpected("list", &other)),
-        }
+        self.get("/v1/jobs")
     }
 
     /// Changes a running job and returns it as it then stands.
@@ -153,11 +170,14 @@ impl Client {
     /// # Errors
     /// [`ClientError::Refused`]: no such job, not yours, or no space.
     pub fn set(&mut self, job: &str, change: Change) -> Result<JobStatus, ClientError> {
-        let job = job.to_owned();
-        match self.ask(&Request::Set { job, change })? {
-            Reply::Changed(job) => Ok(*job),
-            other => Err(self.unexpected("set", &other)),
+        // Nothing stands at such a path, and no job has such a name.
+        if job.is_empty() || job.len() > NAME_BYTES {
+            let shown = one_line(job, SHOWN_CHARS);
+            let error =
+                ControlError::new(ErrorCode::NoSuchJob, format!("no job is named `{shown}`"));
+            return Err(error.with_hint("see `sublet ps`").into());
         }
+        self.send("PATCH", &format!("/v1/jobs/{}", escaped(job)), &change)
     }
 
     /// Changes how a device is run, or every device (`None`), and returns those as they then stand.
@@ -169,10 +189,11 @@ impl Client {
         device: Option<DeviceSelector>,
         settings: DeviceSettings,
     ) -> Result<Vec<DeviceStatus>, ClientError> {
-        match self.ask(&Request::SetDevice { device, settings })? {
-            Reply::Devices(devices) => Ok(devices),
-            other => Err(self.unexpected("set_device", &other)),
-        }
+        let target = device.map_or_else(
+            || "/v1/devices".into(),
+            |device| format!("/v1/devices/{}", escaped(&device.to_string())),
+        );
+        self.send("PATCH", &target, &settings)
     }
 
     /// Has the arbiter read its quota file again.
@@ -180,10 +201,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::Refused`] where the file is wrong; nothing has changed then.
     pub fn reload(&mut self) -> Result<Reloaded, ClientError> {
-        match self.ask(&Request::Reload)? {
-            Reply::Reloaded(reloaded) => Ok(reloaded),
-            other => Err(self.unexpected("reload", &other)),
-        }
+        self.ask("POST", "/v1/reload", None)
     }
 
     /// The quota files in force, and what they give: the job of a process, or a job of a user.
@@ -195,11 +213,14 @@ impl Client {
         pid: Option<u32>,
         user: Option<&str>,
     ) -> Result<ConfigReport, ClientError> {
-        let user = user.map(ToOwned::to_owned);
-        match self.ask(&Request::Config { pid, user })? {
-            Reply::Config(report) => Ok(*report),
-            other => Err(self.unexpected("config", &other)),
-        }
+        let pid = pid.map(|pid| format!("pid={pid}"));
+        let user = user.map(|user| {
+            // No user has a longer name, and a head has a bound.
+            let user: String = user.chars().take(NAME_BYTES).collect();
+            format!("user={}", escaped(&user))
+        });
+        let asked: Vec<String> = pid.into_iter().chain(user).collect();
+        self.get(&format!("/v1/config?{}", asked.join("&")))
     }
 
     /// Moves jobs between device and host, and returns when all of them have arrived or cannot. The
@@ -208,19 +229,13 @@ impl Client {
     /// # Errors
     /// [`ClientError::Refused`]: no such job, not yours, not evictable.
     pub fn move_jobs(&mut self, moves: &Moves) -> Result<Moved, ClientError> {
-        match self.ask(&Request::Move(moves.clone()))? {
-            Reply::Moved(moved) => Ok(moved),
-            other => Err(self.unexpected("move", &other)),
-        }
+        self.send("POST", "/v1/moves", moves)
     }
 
     /// # Errors
     /// [`ClientError::Refused`] where the peer may not end the arbiter.
     pub fn shutdown(&mut self) -> Result<(), ClientError> {
-        match self.ask(&Request::Shutdown)? {
-            Reply::ShuttingDown => Ok(()),
-            other => Err(self.unexpected("shutdown", &other)),
-        }
+        self.ask("POST", "/v1/shutdown", None).map(|IgnoredAny| ())
     }
 
     /// Journal lines above `since_seq`, oldest first, `limit` at most (0: all that are kept).
@@ -228,26 +243,16 @@ impl Client {
     /// # Errors
     /// As every request: [`ClientError`].
     pub fn events(&mut self, since_seq: u64, limit: u32) -> Result<Vec<Event>, ClientError> {
-        match self.ask(&Request::Events { since_seq, limit })? {
-            Reply::Events(events) => Ok(events),
-            other => Err(self.unexpected("events", &other)),
-        }
+        self.get(&format!("/v1/events?since_seq={since_seq}&limit={limit}"))
     }
 
     /// Spans of a device above `since_seq`, oldest first, as many as one answer has.
     ///
     /// # Errors
-    /// [`ClientError::Refused`]: no such device, or an arbiter that knows no timeline.
+    /// [`ClientError::Refused`]: no such device.
     pub fn timeline(&mut self, device: u32, since_seq: u64) -> Result<Timeline, ClientError> {
-        let request = Request::Timeline {
-            device,
-            since_seq,
-            limit: 0,
-        };
-        match self.ask(&request)? {
-            Reply::Timeline(timeline) => Ok(timeline),
-            other => Err(self.unexpected("timeline", &other)),
-        }
+        let target = format!("/v1/devices/{device}/timeline?since_seq={since_seq}");
+        self.get(&target)
     }
 
     /// Has the arbiter note that this node's agent refuses the hook at an address.
@@ -255,92 +260,132 @@ impl Client {
     /// # Errors
     /// [`ClientError::Refused`] where the peer is neither the arbiter's own user nor root.
     pub fn hook_refused(&mut self, hook: &str, reason: &str) -> Result<(), ClientError> {
-        let request = Request::HookRefused {
-            hook: hook.to_owned(),
-            reason: reason.to_owned(),
-        };
-        match self.ask(&request)? {
-            Reply::Noted => Ok(()),
-            other => Err(self.unexpected("hook_refused", &other)),
-        }
+        let body = serde_json::json!({ "hook": hook, "reason": reason });
+        let done = self.ask(
+            "POST",
+            "/v1/hook-refusals",
+            Some(body.to_string().as_bytes()),
+        );
+        done.map(|IgnoredAny| ())
     }
 
-    fn unexpected(&self, asked: &str, reply: &Reply) -> ClientError {
-        let kind = serde_json::to_value(reply)
-            .ok()
-            .and_then(|value| value.get("kind").cloned())
-            .unwrap_or_default();
-        ClientError::Protocol(format!(
-            "the arbiter at {} answered {kind} to `{asked}`",
-            self.path.display()
-        ))
+    fn get<T: DeserializeOwned>(&mut self, target: &str) -> Result<T, ClientError> {
+        self.ask("GET", target, None)
     }
 
-    fn ask(&mut self, request: &Request) -> Result<Reply, ClientError> {
-        let line = wire::encode_request(request)
-            .map_err(|error| ClientError::Protocol(error.to_string()))?;
-        let answer = self.exchange(&line)?;
-        match wire::decode_reply(&answer) {
-            Ok(Ok(reply)) => Ok(reply),
-            Ok(Err(error)) if error.code == ErrorCode::VersionMismatch => {
-                Err(ClientError::Version(error.message))
-            }
-            Ok(Err(error)) => Err(ClientError::Refused(error)),
-            Err(error @ WireError::Version { .. }) => Err(ClientError::Version(error.to_string())),
-            Err(error) => Err(ClientError::Protocol(error.to_string())),
-        }
+    /// Sends what differs from the defaults: an arbiter of another version refuses fields that it
+    /// does not know.
+    fn send<T: Serialize + Default, R: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        target: &str,
+        body: &T,
+    ) -> Result<R, ClientError> {
+        let body = sparse(body).and_then(|body| serde_json::to_vec(&body));
+        let body = body.map_err(|error| {
+            ClientError::Protocol(format!("the request cannot be written: {error}"))
+        })?;
+        self.ask(method, target, Some(&body))
     }
 
-    fn exchange(&mut self, line: &[u8]) -> Result<Vec<u8>, ClientError> {
+    fn ask<T: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        target: &str,
+        body: Option<&[u8]>,
+    ) -> Result<T, ClientError> {
         let end = Instant::now() + self.deadline;
-        let (path, waited) = (self.path.clone(), self.deadline);
-        let peer = socket::getsockopt(self.stream.get_ref(), sockopt::PeerCredentials)
+        let path = || self.path.clone();
+        let peer = socket::getsockopt(self.http.socket(), sockopt::PeerCredentials)
             .ok()
             .map(|peer| peer.pid());
-        let failed = |error: io::Error| match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => timeout(&path, waited, peer),
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                ClientError::HungUp(path.clone())
-            }
-            _ => ClientError::Io {
-                path: path.clone(),
+        let said = self.http.ask(method, target, body, end);
+        let Answer { status, body } = said.map_err(|error| match error {
+            NoAnswer::TooLate => timeout(&self.path, self.deadline, peer),
+            NoAnswer::HungUp => ClientError::HungUp(path()),
+            NoAnswer::Nonsense(what) => self.nonsense(&what),
+            NoAnswer::Io(error) => ClientError::Io {
+                path: path(),
                 error,
             },
-        };
-
-        let stream = self.stream.get_ref();
-        stream.set_write_timeout(Some(left(end))).map_err(failed)?;
-        let mut writer: &UnixStream = stream;
-        writer.write_all(line).map_err(failed)?;
-
-        let mut answer = Vec::new();
-        loop {
-            self.stream
-                .get_ref()
-                .set_read_timeout(Some(left(end)))
-                .map_err(failed)?;
-            let space = MAX_LINE_BYTES - answer.len();
-            let chunk = match self.stream.fill_buf() {
-                Ok([]) => return Err(ClientError::HungUp(self.path.clone())),
-                Ok(chunk) => chunk,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(failed(error)),
-            };
-            let newline = chunk.iter().position(|byte| *byte == b'\n');
-            let taken = newline.map_or(chunk.len(), |at| at + 1);
-            if taken > space {
-                return Err(ClientError::Protocol(format!(
-                    "the arbiter at {} sent a line of more than {MAX_LINE_BYTES} bytes",
-                    self.path.display()
-                )));
+        })?;
+        if (200..300).contains(&status) {
+            return serde_json::from_slice(&body)
+                .map_err(|error| self.nonsense(&error.to_string()));
+        }
+        let refused: Refused = serde_json::from_slice(&body)
+            .map_err(|_| self.nonsense(&format!("it has status {status} and no reason")))?;
+        Err(match refused.error {
+            error if is_code(&error, ErrorCode::ENDING) => ClientError::Ending(path()),
+            // The path is ours, so another version of the arbiter has no such operation.
+            error if is_code(&error, ErrorCode::NOT_FOUND) || status == 405 => {
+                let target = target.split('?').next().unwrap_or_default();
+                let path = self.path.display();
+                ClientError::Version(format!(
+                    "the arbiter at {path} knows no `{method} {target}`"
+                ))
             }
-            answer.extend_from_slice(&chunk[..taken]);
-            self.stream.consume(taken);
-            if newline.is_some() {
-                return Ok(answer);
+            error => ClientError::Refused(error),
+        })
+    }
+
+    fn nonsense(&self, what: &str) -> ClientError {
+        let path = self.path.display();
+        ClientError::Protocol(format!(
+            "the answer of the arbiter at {path} makes no sense: {what}"
+        ))
+    }
+}
+
+/// How an arbiter says no.
+#[derive(Deserialize)]
+struct Refused {
+    error: ControlError,
+}
+
+fn is_code(error: &ControlError, code: &str) -> bool {
+    matches!(&error.code, ErrorCode::Other(other) if other == code)
+}
+
+/// Text as a part of a path, or as a value of a parameter.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                escaped.push(char::from(byte));
             }
+            _ => escaped.push_str(&format!("%{byte:02X}")),
         }
     }
+    escaped
+}
+
+/// The fields of a value that differ from the default, without those that say nothing.
+fn sparse<T: Serialize + Default>(value: &T) -> serde_json::Result<Value> {
+    fn without_nulls(value: &mut Value) {
+        match value {
+            Value::Object(fields) => {
+                fields.retain(|_, value| !value.is_null());
+                fields.values_mut().for_each(without_nulls);
+            }
+            Value::Array(items) => items.iter_mut().for_each(without_nulls),
+            _ => {}
+        }
+    }
+    let default = serde_json::to_value(T::default())?;
+    let mut value = serde_json::to_value(value)?;
+    if let Value::Object(fields) = &mut value {
+        fields.retain(|name, value| default.get(name) != Some(value));
+    }
+    without_nulls(&mut value);
+    Ok(value)
+}
+
+/// Whether an arbiter from before this API listens beside `path`. It would not answer here, and one
+/// that was started beside it would not get the directory.
+fn an_older_one_listens(path: &Path) -> bool {
+    UnixStream::connect(path.with_file_name(OLDER_SOCKET)).is_ok()
 }
 
 /// `peer`: who listens, by the kernel's word; without, the lock file beside the socket tells.
@@ -380,21 +425,23 @@ fn state_of(pid: i32) -> String {
     }
 }
 
-/// What is left until `end`; a timeout of zero would mean none, so at least a millisecond.
-fn left(end: Instant) -> Duration {
-    end.saturating_duration_since(Instant::now())
-        .max(Duration::from_millis(1))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
     use std::os::unix::net::UnixListener;
     use std::thread::JoinHandle;
 
+    use serde_json::json;
+    use testbed::PATIENCE;
+
     use super::*;
+    use crate::layers::Layer;
+    use crate::request::OwnFile;
+    use crate::resize::Resize;
+    use crate::size::MemLimit;
+    use crate::values::Class;
 
     const SOON: Duration = Duration::from_millis(50);
-    const PATIENCE: Duration = Duration::from_secs(20);
 
     struct Fixture {
         dir: tempfile::TempDir,
@@ -408,48 +455,169 @@ mod tests {
         }
 
         fn socket(&self) -> PathBuf {
-            self.dir.path().join("control.sock")
+            self.dir.path().join("api.sock")
         }
 
-        /// Serves one connection: reads a line, hands it to `answer`, writes what that returns and
-        /// hangs up.
-        fn serve(&self, answer: impl FnOnce(&[u8]) -> Vec<u8> + Send + 'static) -> JoinHandle<()> {
+        fn client(&self) -> Client {
+            Client::connect(&self.socket(), PATIENCE).unwrap()
+        }
+
+        /// Serves one connection: reads requests, answers each with the next of these, hangs up,
+        /// and tells what it has read: the first line, and the body.
+        fn serve(&self, answers: Vec<Vec<u8>>) -> JoinHandle<Vec<(String, Value)>> {
             let listener = UnixListener::bind(self.socket()).unwrap();
             thread::spawn(move || {
-                let (stream, _) = listener.accept().unwrap();
-                let mut line = Vec::new();
-                BufReader::new(&stream)
-                    .read_until(b'\n', &mut line)
-                    .unwrap();
-                let _ = (&stream).write_all(&answer(&line));
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut heard = Vec::new();
+                for answer in answers {
+                    heard.push(read_request(&mut stream));
+                    let _ = stream.write_all(&answer);
+                }
+                heard
             })
         }
     }
 
-    #[test]
-    fn a_request_is_answered() {
-        let fixture = Fixture::new();
-        let server = fixture.serve(|line| {
-            let request = wire::decode_request(line).unwrap();
-            let Request::Set { job, change } = request else {
-                panic!("{request:?}");
-            };
-            assert_eq!(change.settings.share, Some(0.5));
-            wire::encode_reply(&Ok(Reply::Changed(Box::new(JobStatus {
-                name: job,
-                ..JobStatus::default()
-            }))))
-        });
-        let mut client = Client::connect(&fixture.socket(), PATIENCE).unwrap();
-        let change = Change {
+    fn read_request(stream: &mut UnixStream) -> (String, Value) {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            head.push(byte[0]);
+        }
+        let head = String::from_utf8(head).unwrap();
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: "));
+        let mut body = vec![0; length.map_or(0, |digits| digits.parse().unwrap())];
+        stream.read_exact(&mut body).unwrap();
+        let first = head.lines().next().unwrap().to_owned();
+        (first, serde_json::from_slice(&body).unwrap_or_default())
+    }
+
+    fn answer(status: u16, body: &Value) -> Vec<u8> {
+        let body = body.to_string();
+        format!(
+            "HTTP/1.1 {status} x\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .into_bytes()
+    }
+
+    fn refusal(status: u16, code: &str) -> Vec<u8> {
+        let error = json!({"code": code, "message": "no", "hint": "see `sublet ps`"});
+        answer(status, &json!({ "error": error }))
+    }
+
+    fn shared() -> Change {
+        Change {
             settings: crate::JobSettings {
                 share: Some(0.5),
                 ..crate::JobSettings::default()
             },
             ..Change::default()
+        }
+    }
+
+    #[test]
+    fn each_request_is_made_as_the_api_takes_it() {
+        let fixture = Fixture::new();
+        let object = answer(200, &json!({}));
+        let list = answer(200, &json!([]));
+        let answers = [
+            &object, &object, &list, &object, &list, &list, &object, &object, &object, &object,
+            &object, &list, &object, &object,
+        ];
+        let server = fixture.serve(answers.map(Clone::clone).into());
+        let mut client = fixture.client();
+        client.status().unwrap();
+        let registered = client.register(JobSpec {
+            command: vec!["a\nb".into(); 40],
+            ..JobSpec::default()
+        });
+        registered.unwrap();
+        client.list().unwrap();
+        client.set("a b/c?%\u{e4}", shared()).unwrap();
+        client.set_device(None, DeviceSettings::default()).unwrap();
+        let uuid = DeviceSelector::Uuid("GPU-1f".into());
+        let settings = DeviceSettings {
+            early_wake: Some(false),
+            ..DeviceSettings::default()
         };
-        assert_eq!(client.set("train", change).unwrap().name, "train");
-        testbed::join(server);
+        client.set_device(Some(uuid), settings).unwrap();
+        client.reload().unwrap();
+        client.config(None, None).unwrap();
+        client.config(Some(7), Some("a&b")).unwrap();
+        let moves = Moves {
+            evict: vec!["a".into()],
+            ..Moves::default()
+        };
+        client.move_jobs(&moves).unwrap();
+        client.shutdown().unwrap();
+        client.events(7, 3).unwrap();
+        client.timeline(1, 9).unwrap();
+        client.hook_refused("http://x", "why").unwrap();
+        let wanted = [
+            ("GET /v1/status", json!(null)),
+            ("POST /v1/jobs", json!({"command": vec!["a\nb"; 32]})),
+            ("GET /v1/jobs", json!(null)),
+            (
+                "PATCH /v1/jobs/a%20b%2Fc%3F%25%C3%A4",
+                json!({"share": 0.5}),
+            ),
+            ("PATCH /v1/devices", json!({})),
+            ("PATCH /v1/devices/GPU-1f", json!({"early_wake": false})),
+            ("POST /v1/reload", json!(null)),
+            ("GET /v1/config?", json!(null)),
+            ("GET /v1/config?pid=7&user=a%26b", json!(null)),
+            ("POST /v1/moves", json!({"evict": ["a"]})),
+            ("POST /v1/shutdown", json!(null)),
+            ("GET /v1/events?since_seq=7&limit=3", json!(null)),
+            ("GET /v1/devices/1/timeline?since_seq=9", json!(null)),
+            (
+                "POST /v1/hook-refusals",
+                json!({"hook": "http://x", "reason": "why"}),
+            ),
+        ];
+        let wanted = wanted.map(|(first, body)| (format!("{first} HTTP/1.1"), body));
+        assert_eq!(testbed::join(server), wanted);
+    }
+
+    #[test]
+    fn what_says_nothing_is_left_out_and_nothing_else() {
+        let change = Change {
+            solo_iteration_us: Some(0),
+            paused: Some(false),
+            resize: Some(Resize::To(0)),
+            ..shared()
+        };
+        let spec = JobSpec {
+            name: "train".into(),
+            settings: crate::JobSettings {
+                class: Some(Class::Opportunistic),
+                mem: Some(MemLimit::Percent(50.0)),
+                ..crate::JobSettings::default()
+            },
+            own_file: Some(Box::new(OwnFile {
+                path: "/a".into(),
+                given: shared().settings,
+                caps: vec![Layer {
+                    from: "/a:3:1".into(),
+                    settings: shared().settings,
+                }],
+            })),
+            on_behalf_of: Some(0),
+            pid: 42,
+            any_user: true,
+            ..JobSpec::default()
+        };
+        let sent = sparse(&change).unwrap();
+        assert_eq!(serde_json::from_value::<Change>(sent).unwrap(), change);
+        let sent = sparse(&spec).unwrap();
+        let text = sent.to_string();
+        assert!(!text.contains("null") && !text.contains("strict"), "{text}");
+        assert_eq!(serde_json::from_value::<JobSpec>(sent).unwrap(), spec);
+        assert_eq!(sparse(&Moves::default()).unwrap(), json!({}));
     }
 
     #[test]
@@ -457,53 +625,94 @@ mod tests {
         let fixture = Fixture::new();
         let listener = UnixListener::bind(fixture.socket()).unwrap();
         let server = thread::spawn(move || {
-            let (stream, _) = listener.accept().unwrap();
-            let mut line = Vec::new();
-            BufReader::new(&stream)
-                .read_until(b'\n', &mut line)
-                .unwrap();
-            for part in
-                wire::encode_reply(&Ok(Reply::Jobs(vec![JobStatus::default(); 40]))).chunks(777)
-            {
-                (&stream).write_all(part).unwrap();
+            let (mut stream, _) = listener.accept().unwrap();
+            read_request(&mut stream);
+            let jobs = json!(vec![JobStatus::default(); 40]);
+            for part in answer(200, &jobs).chunks(777) {
+                stream.write_all(part).unwrap();
             }
         });
-        let mut client = Client::connect(&fixture.socket(), PATIENCE).unwrap();
-        assert_eq!(client.list().unwrap().len(), 40);
+        assert_eq!(fixture.client().list().unwrap().len(), 40);
         testbed::join(server);
     }
 
     #[test]
-    fn a_refusal_arrives_with_its_words() {
+    fn a_refusal_arrives_with_its_words_and_the_connection_goes_on() {
         let fixture = Fixture::new();
-        let server = fixture.serve(|_| {
-            let error =
-                ControlError::new(ErrorCode::NoSuchJob, "no job `x`").with_hint("see `sublet ps`");
-            wire::encode_reply(&Err(error))
-        });
-        let mut client = Client::connect(&fixture.socket(), PATIENCE).unwrap();
-        let error = client.set("x", Change::default()).unwrap_err();
-        assert_eq!(error.to_string(), "no job `x` (see `sublet ps`)");
-        assert!(!error.is_absence());
+        let codes = [
+            (404, "no_such_job"),
+            (403, "permission"),
+            (418, "on_fire"),
+            (503, "internal"),
+        ];
+        let answers = codes.map(|(status, code)| refusal(status, code));
+        let server = fixture.serve(answers.into());
+        let mut client = fixture.client();
+        for (_, code) in codes {
+            let error = client.set("x", Change::default()).unwrap_err();
+            assert_eq!(error.to_string(), "no (see `sublet ps`)");
+            assert!(!error.is_absence() && !error.is_end());
+            let ClientError::Refused(error) = error else {
+                panic!("{error:?}");
+            };
+            assert_eq!(String::from(error.code), code);
+        }
         testbed::join(server);
     }
 
     #[test]
-    fn a_version_mismatch_is_its_own_error_from_either_end() {
-        let newer = br#"{"v_major":9,"reply":{"kind":"status"}}"#.to_vec();
-        let refusing = wire::encode_reply(&Err(ControlError::new(
-            ErrorCode::VersionMismatch,
-            "speaks 2",
-        )));
-        for answer in [newer, refusing] {
+    fn an_arbiter_that_ends_is_distinguished_from_one_that_refuses() {
+        let fixture = Fixture::new();
+        let server = fixture.serve(vec![refusal(503, ErrorCode::ENDING)]);
+        let error = fixture.client().status().unwrap_err();
+        assert!(matches!(error, ClientError::Ending(_)) && error.is_end());
+        testbed::join(server);
+    }
+
+    #[test]
+    fn an_operation_that_the_arbiter_does_not_have_is_a_matter_of_versions() {
+        for answer in [refusal(404, ErrorCode::NOT_FOUND), refusal(405, "invalid")] {
             let fixture = Fixture::new();
-            let server = fixture.serve(move |_| [answer, b"\n".to_vec()].concat());
-            let mut client = Client::connect(&fixture.socket(), PATIENCE).unwrap();
-            let error = client.status().unwrap_err();
+            let server = fixture.serve(vec![answer]);
+            let error = fixture.client().config(None, Some("a")).unwrap_err();
             assert!(matches!(error, ClientError::Version(_)), "{error}");
-            assert!(error.to_string().contains("restart the arbiter"), "{error}");
+            let text = error.to_string();
+            for words in ["`GET /v1/config`", "restart the arbiter"] {
+                assert!(text.contains(words), "{text}");
+            }
             testbed::join(server);
         }
+    }
+
+    #[test]
+    fn a_name_that_no_job_can_have_is_no_path() {
+        let fixture = Fixture::new();
+        let server = fixture.serve(Vec::new());
+        let mut client = fixture.client();
+        for name in [String::new(), "x".repeat(1 << 20)] {
+            let error = client.set(&name, Change::default()).unwrap_err();
+            let ClientError::Refused(error) = error else {
+                panic!("{error:?}");
+            };
+            assert_eq!(error.code, ErrorCode::NoSuchJob);
+            assert!(error.message.len() < 200, "{error}");
+        }
+        testbed::join(server);
+    }
+
+    #[test]
+    fn a_path_that_is_no_utf8_is_an_error_and_no_panic() {
+        use std::os::unix::ffi::OsStringExt;
+        let fixture = Fixture::new();
+        let server = fixture.serve(Vec::new());
+        let driver = std::ffi::OsString::from_vec(vec![b'/', 0xff]).into();
+        let spec = JobSpec {
+            driver,
+            ..JobSpec::default()
+        };
+        let error = fixture.client().register(spec).unwrap_err();
+        assert!(matches!(error, ClientError::Protocol(_)), "{error}");
+        testbed::join(server);
     }
 
     #[test]
@@ -543,40 +752,44 @@ mod tests {
 
     #[test]
     fn a_hang_up_and_nonsense_are_distinguished() {
-        let fixture = Fixture::new();
-        let server = fixture.serve(|_| Vec::new());
-        let mut client = Client::connect(&fixture.socket(), PATIENCE).unwrap();
-        assert!(matches!(client.status(), Err(ClientError::HungUp(_))));
-        testbed::join(server);
-
-        let fixture = Fixture::new();
-        let server = fixture.serve(|_| b"HTTP/1.1 400\n".to_vec());
-        let mut client = Client::connect(&fixture.socket(), PATIENCE).unwrap();
-        assert!(matches!(client.status(), Err(ClientError::Protocol(_))));
-        testbed::join(server);
+        let answers = [
+            Vec::new(),
+            b"hello\n".to_vec(),
+            answer(200, &json!("status")),
+            answer(500, &json!({})),
+            answer(302, &json!(null)),
+        ];
+        for answer in answers {
+            let is_nothing = answer.is_empty();
+            let fixture = Fixture::new();
+            let server = fixture.serve(vec![answer]);
+            let error = fixture.client().status().unwrap_err();
+            match is_nothing {
+                true => assert!(matches!(error, ClientError::HungUp(_)), "{error}"),
+                false => assert!(error.to_string().contains("makes no sense"), "{error}"),
+            }
+            testbed::join(server);
+        }
     }
 
     #[test]
-    fn an_answer_to_another_question_is_refused() {
+    fn absence_has_two_shapes_and_an_older_arbiter_is_none_of_them() {
         let fixture = Fixture::new();
-        let server = fixture.serve(|_| wire::encode_reply(&Ok(Reply::ShuttingDown)));
-        let mut client = Client::connect(&fixture.socket(), PATIENCE).unwrap();
-        let error = client.status().unwrap_err().to_string();
-        assert!(
-            error.contains("shutting_down") && error.contains("`status`"),
-            "{error}"
-        );
-        testbed::join(server);
-    }
-
-    #[test]
-    fn absence_has_two_shapes() {
-        let fixture = Fixture::new();
-        let error = Client::connect(&fixture.socket(), PATIENCE).unwrap_err();
+        let connect = || Client::connect(&fixture.socket(), PATIENCE).unwrap_err();
+        let error = connect();
         assert!(matches!(error, ClientError::NoSocket(_)) && error.is_absence());
 
+        let older = fixture.dir.path().join(OLDER_SOCKET);
+        let listener = UnixListener::bind(&older).unwrap();
+        let error = connect();
+        assert!(matches!(error, ClientError::Older(_)) && !error.is_absence());
+        assert!(error.to_string().contains("restart the arbiter"), "{error}");
+        // What is left of one that was killed is nobody.
+        drop(listener);
+        assert!(matches!(connect(), ClientError::NoSocket(_)));
+
         drop(UnixListener::bind(fixture.socket()).unwrap());
-        let error = Client::connect(&fixture.socket(), PATIENCE).unwrap_err();
+        let error = connect();
         assert!(matches!(error, ClientError::DeadSocket(_)) && error.is_absence());
     }
 

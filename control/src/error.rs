@@ -83,6 +83,11 @@ impl utoipa::PartialSchema for ErrorCode {
 impl utoipa::ToSchema for ErrorCode {}
 
 impl ErrorCode {
+    /// The word of an arbiter that is about to end, as [`Other`](Self::Other).
+    pub const ENDING: &'static str = "ending";
+    /// The word for a path at which there is no operation, as [`Other`](Self::Other).
+    pub const NOT_FOUND: &'static str = "not_found";
+
     /// Those of this version.
     pub const KNOWN: [Self; 8] = [
         Self::NoSuchJob,

@@ -1,14 +1,14 @@
 //! The operator's side of the arbiter: what can be asked, what is answered, and where the socket
 //! is.
 //!
-//! One request, one reply, each one line of JSON over a Unix stream socket. The same types travel
-//! over HTTP for the cluster hook. This crate knows nothing of shared memory, of CUDA, or of how a
-//! decision is made; it keeps serde out of tenants, which never link it.
+//! Requests travel as HTTP over a Unix socket; `docs/reference/api.md` describes them. The cluster
+//! hook and its nodes use the same types. This crate knows nothing of shared memory, of CUDA, or of
+//! how a decision is made; it keeps serde out of tenants, which never link it.
 //!
-//! Compatibility: both ends send [`PROTOCOL_MAJOR`] and [`PROTOCOL_MINOR`]. A different major is an
-//! error with both numbers in it. A minor only adds fields, codes or request kinds: unknown fields
-//! are ignored, missing ones take their default, and a request kind that the server does not know
-//! is answered with [`ErrorCode::Unsupported`].
+//! Compatibility: a version of the API has a path of its own (`/v1`), to which operations, and
+//! fields of answers, are only added. A reader ignores fields that it does not know, and missing
+//! ones take their default. An arbiter refuses fields of a request that it does not know, so that
+//! the client sends none that say nothing.
 
 mod client;
 mod config;
@@ -16,6 +16,7 @@ mod device;
 pub mod environment;
 mod error;
 mod events;
+mod http;
 mod job_settings;
 pub mod kinds;
 mod layers;
@@ -32,9 +33,11 @@ pub mod schema;
 pub mod setting;
 mod size;
 mod span;
+#[cfg(feature = "stand-in")]
+#[doc(hidden)]
+pub mod stand_in;
 mod timeline;
 mod values;
-pub mod wire;
 
 pub use client::{Client, ClientError};
 pub use config::{ConfigReport, ConfigStatus, ConfigValue, ConfigWatch};
@@ -64,11 +67,6 @@ pub use values::{
     BadDevice, BadPolicyText, Class, Deadline, DeviceSelector, FailMode, Misbehaviour, OnRefusal,
     Overflow, Parameter, PolicyChoice, SliceMode, UnknownWord,
 };
-
-/// Raised when an old peer would misunderstand a new one.
-pub const PROTOCOL_MAJOR: u32 = 2;
-/// Raised when something was added that an old peer may ignore.
-pub const PROTOCOL_MINOR: u32 = 4;
 
 #[cfg(test)]
 testbed::starts_clean!();

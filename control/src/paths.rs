@@ -29,6 +29,10 @@ pub const DRIVER_DIRS: [&str; 11] = [
     "/usr/lib/wsl/lib",
 ];
 
+const API_SOCKET: &str = "api.sock";
+/// Where arbiters listened that spoke lines and no HTTP, in the same directory.
+pub(crate) const OLDER_SOCKET: &str = "control.sock";
+
 /// The directory of one arbiter. Which one is decided by [`find`](Self::find); whether it is fit by
 /// [`verify`](Self::verify) or [`ensure`](Self::ensure).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,8 +110,12 @@ impl RuntimeDir {
         if let Some(given) = &around.given {
             return Self::given(PathBuf::from(given));
         }
-        let socket = fs::symlink_metadata(around.system_dir.join("control.sock"));
-        if socket.is_ok_and(|meta| meta.file_type().is_socket() && meta.uid() == 0) {
+        let is_roots = |name: &str| {
+            let socket = fs::symlink_metadata(around.system_dir.join(name));
+            socket.is_ok_and(|meta| meta.file_type().is_socket() && meta.uid() == 0)
+        };
+        // One of an older version is not passed over: it has the devices.
+        if is_roots(API_SOCKET) || is_roots(OLDER_SOCKET) {
             return Ok(Self::of_the_host(around));
         }
         let xdg = around.xdg_runtime_dir.as_ref().map(PathBuf::from);
@@ -165,26 +173,18 @@ impl RuntimeDir {
         self.source
     }
 
-    pub fn control_socket(&self) -> PathBuf {
-        self.path.join("control.sock")
-    }
-
     pub fn channel_socket(&self) -> PathBuf {
         self.path.join("channel.sock")
     }
 
-    /// Where the same requests as at the control socket are taken over HTTP.
+    /// Where requests are taken, over HTTP.
     pub fn api_socket(&self) -> PathBuf {
-        self.path.join("api.sock")
+        self.path.join(API_SOCKET)
     }
 
     /// All that an arbiter listens at.
-    pub fn sockets(&self) -> [PathBuf; 3] {
-        [
-            self.channel_socket(),
-            self.control_socket(),
-            self.api_socket(),
-        ]
+    pub fn sockets(&self) -> [PathBuf; 2] {
+        [self.channel_socket(), self.api_socket()]
     }
 
     /// What containers are shown of the directory: another name of the channel's socket, and
@@ -347,20 +347,22 @@ mod tests {
     }
 
     #[test]
-    fn the_hosts_arbiter_counts_only_where_its_socket_is_roots() {
-        let fixture = Fixture::new();
-        let system = &fixture.around.system_dir;
-        fs::create_dir(system).unwrap();
-        fs::write(system.join("control.sock"), "").unwrap();
-        assert_eq!(fixture.find().source(), Source::Tmp, "a plain file");
-        fs::remove_file(system.join("control.sock")).unwrap();
-        let _listener = UnixListener::bind(system.join("control.sock")).unwrap();
-        let expected = if fixture.around.uid == 0 {
-            Source::System
-        } else {
-            Source::Tmp
-        };
-        assert_eq!(fixture.find().source(), expected);
+    fn the_hosts_arbiter_counts_only_where_its_socket_is_roots_an_older_one_too() {
+        for name in [API_SOCKET, OLDER_SOCKET] {
+            let fixture = Fixture::new();
+            let system = &fixture.around.system_dir;
+            fs::create_dir(system).unwrap();
+            fs::write(system.join(name), "").unwrap();
+            assert_eq!(fixture.find().source(), Source::Tmp, "a plain file");
+            fs::remove_file(system.join(name)).unwrap();
+            let _listener = UnixListener::bind(system.join(name)).unwrap();
+            let expected = if fixture.around.uid == 0 {
+                Source::System
+            } else {
+                Source::Tmp
+            };
+            assert_eq!(fixture.find().source(), expected);
+        }
     }
 
     #[test]
@@ -383,7 +385,7 @@ mod tests {
         dir.ensure(fixture.around.uid).unwrap();
         assert_eq!(fs::metadata(dir.path()).unwrap().mode() & 0o7777, 0o700);
         dir.ensure(fixture.around.uid).unwrap();
-        assert_eq!(dir.control_socket(), dir.path().join("control.sock"));
+        assert_eq!(dir.api_socket(), dir.path().join("api.sock"));
     }
 
     #[test]

@@ -347,8 +347,6 @@ impl DeviceStatus {
 pub struct ArbiterStatus {
     /// Of the binary, as `sublet --version` prints it.
     pub version: String,
-    pub protocol_major: u32,
-    pub protocol_minor: u32,
     pub pid: u32,
     pub uid: u32,
     pub started_unix_ms: u64,
@@ -356,11 +354,14 @@ pub struct ArbiterStatus {
     #[schema(value_type = String)]
     pub runtime_dir: PathBuf,
     #[schema(value_type = String)]
-    pub control_socket: PathBuf,
+    pub api_socket: PathBuf,
     #[schema(value_type = String)]
     pub channel_socket: PathBuf,
     /// Address and port at which other hosts reach the API, by TLS; empty: nowhere.
     pub api_address: String,
+    /// Descriptors that it may have; `None`: as many as there is memory for. Below 64 it serves few
+    /// connections at a time, and few jobs.
+    pub descriptor_limit: Option<u64>,
     /// Started by `sublet run`, for one user.
     pub embedded: bool,
     /// Ends itself after this long without a job; `None`: never.

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_answer_fits_into_a_line() {
+    fn the_longest_answer_is_taken() {
         let span = TimelineSpan {
             kind: SpanKind::Iterations,
             job_id: u64::MAX,
@@ -141,6 +141,6 @@ mod tests {
             ..Timeline::default()
         };
         let bytes = serde_json::to_vec(&timeline).unwrap().len();
-        assert!(bytes < crate::wire::MAX_LINE_BYTES / 16, "{bytes}");
+        assert!(bytes < crate::http::BODY_BYTES / 16, "{bytes}");
     }
 }

@@ -36,7 +36,7 @@ const STAY: &[u8] = b"stay\n";
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Task {
     /// Of the arbiter.
-    pub control_socket: PathBuf,
+    pub api_socket: PathBuf,
     pub spec: JobSpec,
     /// Its end is this holder's.
     pub record: PathBuf,
@@ -151,7 +151,7 @@ pub fn run() -> io::Result<()> {
 }
 
 fn register(task: &Task) -> Said {
-    let registered = Client::connect(&task.control_socket, REGISTERED)
+    let registered = Client::connect(&task.api_socket, REGISTERED)
         .and_then(|mut client| client.register(task.spec.clone()));
     let pid = std::process::id();
     match registered {

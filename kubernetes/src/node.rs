@@ -98,7 +98,7 @@ impl Node {
     /// [`NodeError`]
     pub fn status(&self) -> Result<ArbiterStatus, NodeError> {
         self.dir.verify(nix::unistd::geteuid().as_raw())?;
-        Ok(Client::connect(&self.dir.control_socket(), ANSWER)?.status()?)
+        Ok(Client::connect(&self.dir.api_socket(), ANSWER)?.status()?)
     }
 
     /// Devices in what an arbiter says.
@@ -131,7 +131,7 @@ impl Node {
             ..JobSettings::default()
         };
         let task = Task {
-            control_socket: self.dir.control_socket(),
+            api_socket: self.dir.api_socket(),
             spec: self.spec(String::new(), "looks for devices", settings),
             record: PathBuf::new(),
         };
@@ -164,7 +164,7 @@ impl Node {
             ..JobSettings::default()
         };
         let task = Task {
-            control_socket: self.dir.control_socket(),
+            api_socket: self.dir.api_socket(),
             spec: self.spec(share.name.clone(), title, settings),
             record: record.to_owned(),
         };
@@ -182,7 +182,7 @@ impl Node {
             class: Some(class(share)),
             ..JobSettings::default()
         };
-        let changed = Client::connect(&self.dir.control_socket(), ANSWER)
+        let changed = Client::connect(&self.dir.api_socket(), ANSWER)
             .and_then(|mut client| client.set(job, Change::from(settings)));
         match changed {
             Ok(_) => Ok(()),

@@ -197,7 +197,7 @@ pub fn register(
     // A peer that closes its socket must not end slurmstepd by SIGPIPE.
     let pipe = SigSet::from_iter([Signal::SIGPIPE]);
     let before = pipe.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok();
-    let answer = Client::connect(&dir.control_socket(), arguments.patience)
+    let answer = Client::connect(&dir.api_socket(), arguments.patience)
         .and_then(|mut arbiter| arbiter.register(spec));
     if let Some(before) = before
         && !before.contains(Signal::SIGPIPE)
@@ -448,7 +448,7 @@ mod tests {
         // One that takes connections and never answers.
         let path = control::paths::RuntimeDir::given(dir.path().to_owned())
             .unwrap()
-            .control_socket();
+            .api_socket();
         let listener = std::os::unix::net::UnixListener::bind(path).unwrap();
         let error = register().unwrap_err();
         assert!(error.contains("did not answer"), "{error}");

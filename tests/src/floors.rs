@@ -103,8 +103,8 @@ pub const CRATES: [Crate; 18] = [
             (
                 "names, sizes, spans",
                 &[
-                    "lib", "error", "events", "name", "paths", "place", "profile", "schema",
-                    "size", "span", "timeline",
+                    "lib", "error", "events", "http", "name", "paths", "place", "profile",
+                    "schema", "size", "span", "timeline",
                 ],
             ),
             ("values; what a setting is", &["setting", "values"]),
@@ -118,8 +118,10 @@ pub const CRATES: [Crate; 18] = [
             ),
             ("what is answered", &["config", "report"]),
             ("what is asked", &["request"]),
-            ("the wire", &["wire"]),
-            ("the client", &["client"]),
+            (
+                "the client, and an arbiter of tests",
+                &["client", "stand_in"],
+            ),
         ],
     },
     Crate {
@@ -177,7 +179,6 @@ pub const CRATES: [Crate; 18] = [
                 &[
                     "allowances",
                     "clients",
-                    "control_server",
                     "door",
                     "ended",
                     "lifetime",
@@ -187,6 +188,7 @@ pub const CRATES: [Crate; 18] = [
                     "slow_work",
                     "supervisor",
                     "suspicions",
+                    "turns",
                     "unsaved",
                 ],
             ),

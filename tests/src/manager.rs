@@ -23,7 +23,7 @@ use crate::{Artefacts, Running, Sandbox, wait_until};
 /// [`Sandbox`].
 #[derive(Debug)]
 pub struct Manager {
-    sockets: [OwnedFd; 3],
+    sockets: [OwnedFd; 2],
     notify: UnixDatagram,
     kept: Vec<(String, OwnedFd)>,
     heard: Vec<String>,
@@ -39,7 +39,6 @@ impl Manager {
     /// # Panics
     /// When a socket cannot be bound.
     pub fn of(sandbox: &Sandbox, patience: Duration) -> Self {
-        let control = UnixListener::bind(sandbox.path("run/control.sock")).expect("bound");
         let api = UnixListener::bind(sandbox.path("run/api.sock")).expect("bound");
         let path = sandbox.path("run/channel.sock");
         let (family, kind) = (AddressFamily::Unix, SockType::SeqPacket);
@@ -51,7 +50,7 @@ impl Manager {
         let notify = UnixDatagram::bind(sandbox.path("notify")).expect("bound");
         notify.set_nonblocking(true).expect("set");
         Self {
-            sockets: [control.into(), channel, api.into()],
+            sockets: [channel, api.into()],
             notify,
             kept: Vec::new(),
             heard: Vec::new(),

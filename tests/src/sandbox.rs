@@ -246,7 +246,7 @@ impl Sandbox {
     /// # Errors
     /// What went wrong, in words.
     pub fn control(&self) -> Result<Client, String> {
-        Client::connect(&self.path("run/control.sock"), PATIENCE).map_err(|error| error.to_string())
+        Client::connect(&self.path("run/api.sock"), PATIENCE).map_err(|error| error.to_string())
     }
 
     /// All jobs of the arbiter; none where it does not answer.

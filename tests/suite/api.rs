@@ -223,7 +223,7 @@ impl Host {
             self.sandbox.control().ok()?.status().ok()
         });
         // It serves its own user alone where its directory was given.
-        for name in ["api.sock", "channel.sock", "control.sock"] {
+        for name in ["channel.sock", "api.sock"] {
             let path = self.sandbox.path("run").join(name);
             std::fs::set_permissions(path, PermissionsExt::from_mode(0o666)).expect("set");
         }

@@ -1,6 +1,8 @@
 //! Who belongs to a job: processes that outlive its launcher, many of them at once, and those that
 //! get out of its limits.
 
+use std::os::unix::net::UnixStream;
+
 use control::{JobState, JobStatus};
 use nix::sys::signal::Signal;
 use tests::{Outcome, ProgramRun, Running, Sandbox, programs, wait_until};
@@ -444,15 +446,20 @@ fn devices_that_nobody_uses_any_more_give_their_places_to_others() {
 }
 
 #[test]
-fn two_jobs_run_beside_an_arbiter_with_32_descriptors() {
+fn two_jobs_run_beside_an_arbiter_with_40_descriptors_and_those_who_ask_are_answered() {
     let sandbox = Sandbox::new();
     let sublet = sandbox.sublet(["arbiter"]);
     let mut command = sandbox.command("sh");
-    command.args(["-c", "ulimit -n 32; exec \"$1\" arbiter", "sh"]);
-    let _arbiter = Running::start(command.arg(sublet.get_program()));
+    command.args(["-c", "ulimit -n 40; exec \"$1\" arbiter", "sh"]);
+    let mut arbiter = Running::start(command.arg(sublet.get_program()));
     wait_until("the arbiter answers", || {
         sandbox.control().ok()?.status().ok()
     });
+    let doctor = Outcome::of(&mut sandbox.sublet(["doctor", "--sim"]));
+    assert!(
+        doctor.stdout.contains("may have 40 descriptors"),
+        "{doctor:?}"
+    );
     let mut jobs = ["one", "other"].map(|name| {
         let flags = ["--name", name, "--mem", "1GiB"];
         let mut job = ProgramRun::start(&mut sandbox.job(&flags, programs::program("memory")));
@@ -462,9 +469,24 @@ fn two_jobs_run_beside_an_arbiter_with_32_descriptors() {
     for job in &mut jobs {
         assert_eq!(job.ask("alloc plain 2147483648"), "2 -1");
     }
+    // Who holds connections costs others nothing: the silent ones give way.
+    let held: Vec<UnixStream> = (0..20)
+        .map(|_| UnixStream::connect(sandbox.path("run/api.sock")).expect("connected"))
+        .collect();
+    let set = ["device", "set", "all", "--quantum", "9ms"];
+    Outcome::of(&mut sandbox.sublet(set)).succeeded();
+    drop(held);
     for job in jobs {
         job.finish().succeeded();
     }
+    sandbox
+        .control()
+        .expect("an arbiter")
+        .shutdown()
+        .expect("it ends");
+    let log = arbiter.take_stderr();
+    let said = log.matches("there are few descriptors (40)").count();
+    assert_eq!(said, 1, "{log}");
 }
 
 #[test]

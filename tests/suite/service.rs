@@ -45,7 +45,7 @@ fn a_manager_hears_of_start_work_reload_and_end() {
     std::fs::write(sandbox.path("sublet.toml"), "").expect("a file");
     let mut manager = Manager::of(&sandbox, LONG);
     // A client that comes before it runs waits in the socket's queue.
-    let early = UnixStream::connect(sandbox.path("run/control.sock"));
+    let early = UnixStream::connect(sandbox.path("run/api.sock"));
     manager.start(&sandbox);
     drop(early);
     manager.waits_for("STATUS=jobs: 0, attached processes: 0, devices: 0");
@@ -70,7 +70,7 @@ fn a_manager_hears_of_start_work_reload_and_end() {
     manager.service().signal(Signal::SIGTERM);
     manager.waits_for("STOPPING=1");
     manager.take_service().wait().succeeded();
-    for name in ["control.sock", "channel.sock", "api.sock"] {
+    for name in ["channel.sock", "api.sock"] {
         let there = sandbox.path("run").join(name).exists();
         assert!(there, "{name} is the manager's");
     }
@@ -104,10 +104,7 @@ fn the_units_of_the_package_say_what_the_arbiter_relies_on() {
         .expect("a number");
     assert!(kept >= 1024);
     assert!(!values(&service, "WatchdogSec").is_empty());
-    assert_eq!(
-        values(&socket, "ListenStream"),
-        ["/run/sublet/control.sock", "/run/sublet/api.sock"]
-    );
+    assert_eq!(values(&socket, "ListenStream"), ["/run/sublet/api.sock"]);
     assert_eq!(
         values(&socket, "ListenSequentialPacket"),
         ["/run/sublet/channel.sock"]

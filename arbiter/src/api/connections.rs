@@ -23,6 +23,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Office;
 use super::conversation::{Asker, Caller, converse};
 use super::routes;
+use crate::descriptors::{self, Descriptors};
 use crate::desk::Counter;
 use crate::who::Peer;
 
@@ -46,12 +47,30 @@ const IDLE: Duration = Duration::from_millis(100);
 /// TIMEOUT: connections that end give descriptors and places back within a moment.
 const AGAIN: Duration = Duration::from_millis(20);
 
+/// Of the descriptors that there may be, connections take a part of this size at most.
+const PART: u64 = 4;
+/// And so many at the least: one that is silent gives way to the next.
+const FEWEST: usize = 4;
+
+/// That nobody can be accepted is logged so often at most.
+const LOGGED: Duration = Duration::from_secs(60);
+
 /// How many there may be.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     all: usize,
     of_user: usize,
     of_process: usize,
+}
+
+impl Limits {
+    /// How many there may be of all, where there are so many descriptors. Each takes one, and
+    /// processes of jobs come first.
+    fn all_with(self, descriptors: Option<u64>) -> usize {
+        let part = descriptors.map_or(u64::MAX, |descriptors| descriptors / PART);
+        let part = usize::try_from(part).unwrap_or(usize::MAX);
+        self.all.min(part).max(FEWEST)
+    }
 }
 
 /// Whose a connection is.
@@ -151,18 +170,18 @@ impl Drop for Place {
 impl Connections {
     /// None yet.
     pub fn new(limits: Limits, counter: Counter) -> Arc<Self> {
-        // Each takes a descriptor, and processes of jobs come first.
-        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-        let quarter = descriptors.current.unwrap_or(u64::MAX) / 4;
         Arc::new(Self {
             open: Mutex::default(),
             counter,
             ended: Notify::new(),
-            most: limits
-                .all
-                .min(usize::try_from(quarter).unwrap_or(limits.all)),
+            most: limits.all_with(descriptors::limit()),
             limits,
         })
+    }
+
+    /// How many there may be.
+    pub fn most(&self) -> usize {
+        self.most
     }
 
     /// How many there are.
@@ -188,11 +207,14 @@ impl Connections {
 
     /// Makes space for one more of anybody; false where none has been silent for long enough.
     pub fn make_space(&self) -> bool {
+        self.count() < self.most || self.make_way()
+    }
+
+    /// Ends the connection that was silent longest, of the process or address that has most; false
+    /// where none has been silent for long enough.
+    fn make_way(&self) -> bool {
         let now = Instant::now();
         let open = self.open.lock();
-        if open.len() < self.most {
-            return true;
-        }
         let mut of_process: BTreeMap<Holder, usize> = BTreeMap::new();
         for one in open.values() {
             *of_process.entry(one.holder).or_default() += 1;
@@ -274,12 +296,23 @@ impl Connections {
     }
 }
 
-/// Nobody was accepted.
-async fn after(error: &io::Error) {
-    match error.kind() {
-        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
-        // Out of descriptors or memory: those who wait go on waiting.
-        _ => sleep(AGAIN).await,
+/// Nobody was accepted. `logged`: when that was logged last.
+async fn after(error: &io::Error, office: &Office, logged: &mut Option<Instant>) {
+    if matches!(
+        error.kind(),
+        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+    ) {
+        return;
+    }
+    if logged.is_none_or(|logged| logged.elapsed() >= LOGGED) {
+        *logged = Some(Instant::now());
+        tracing::error!("the API cannot accept connections for now: {error}");
+    }
+    // Out of descriptors or memory: those who wait go on waiting, unless one gives way.
+    if Descriptors::are_lacking(error) && office.connections.make_way() {
+        office.connections.wait_for_space().await;
+    } else {
+        sleep(AGAIN).await;
     }
 }
 
@@ -304,14 +337,32 @@ pub trait Entrance {
 }
 
 /// The Unix socket.
-pub struct Local(pub UnixListener);
+pub struct Local {
+    listener: UnixListener,
+    /// Given up where there are no others, to find out who has come.
+    kept: Descriptors,
+}
+
+impl Local {
+    /// Of this socket.
+    pub fn new(listener: UnixListener, kept: Descriptors) -> Self {
+        Self { listener, kept }
+    }
+}
 
 impl Entrance for Local {
     type Newcomer = (UnixStream, Peer);
 
     async fn next(&mut self) -> io::Result<Option<(Holder, Self::Newcomer)>> {
-        let (stream, _) = self.0.accept().await?;
-        let Ok(peer) = Peer::of(&stream, || false) else {
+        let (stream, _) = match self.listener.accept().await {
+            Err(error) if Descriptors::are_lacking(&error) && self.kept.give_up() => {
+                self.listener.accept().await?
+            }
+            accepted => accepted?,
+        };
+        let peer = Peer::of(&stream, || self.kept.give_up());
+        self.kept.keep();
+        let Ok(peer) = peer else {
             return Ok(None);
         };
         let (pid, uid) = (peer.pid, peer.uid);
@@ -332,7 +383,7 @@ impl Entrance for Local {
 /// Takes newcomers in, for ever.
 pub async fn take_in<E: Entrance>(entrance: &mut E, office: &Arc<Office>) {
     let routes = routes::router(Arc::clone(office));
-    let mut number = 0;
+    let (mut number, mut logged) = (0, None);
     loop {
         if !office.connections.make_space() {
             office.connections.wait_for_space().await;
@@ -346,7 +397,7 @@ pub async fn take_in<E: Entrance>(entrance: &mut E, office: &Arc<Office>) {
                 office.connections.take_in(number, holder, welcome);
             }
             Ok(None) => {}
-            Err(error) => after(&error).await,
+            Err(error) => after(&error, office, &mut logged).await,
         }
         if number % STEP == 0 {
             yield_now().await;
@@ -419,6 +470,20 @@ mod tests {
             assert_eq!(all.count(), 0);
             assert!(desk.is_empty());
         });
+    }
+
+    #[test]
+    fn few_descriptors_leave_few_connections_and_never_none() {
+        for (descriptors, all) in [
+            (None, 192),
+            (Some(1 << 20), 192),
+            (Some(256), 64),
+            (Some(32), 8),
+            (Some(8), 4),
+            (Some(0), 4),
+        ] {
+            assert_eq!(LOCAL.all_with(descriptors), all, "{descriptors:?}");
+        }
     }
 
     #[test]

@@ -177,7 +177,8 @@ impl Caller {
             served_ns: Arc::clone(&self.inner.served_ns),
         };
         let ending = || {
-            let error = ControlError::new(ErrorCode::Internal, "the arbiter is ending");
+            let code = ErrorCode::Other(ErrorCode::ENDING.into());
+            let error = ControlError::new(code, "the arbiter is ending");
             Problem::unavailable(error.with_hint("try again when its successor listens"))
         };
         self.inner
@@ -459,7 +460,7 @@ mod tests {
         let office = Arc::new(Office {
             connections: Connections::new(LOCAL, counter.clone()),
             counter: counter.clone(),
-            news: News::new().expect("a bell"),
+            news: News::new(),
             grown: Arc::new(watch::channel(0).0),
             followers: Followers::new(stream::LOCAL),
             refusals: Refusals::default(),
@@ -478,7 +479,7 @@ mod tests {
             loop {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 desk.receive(&mut number, 0);
-                while let Some((next, _)) = desk.first(|_| 0) {
+                while let Some(next) = desk.first(|_| 0) {
                     desk.take(next).expect("a request");
                     seq += 1;
                     let event = control::Event {

@@ -2,9 +2,9 @@
 //! tokens, on another one.
 //!
 //! A request is read and checked here, put on the loop's [desk](crate::desk), and answered with
-//! what comes back. Who may do what is decided by the loop alone, for this socket and for the other
-//! one. A client that is slow, silent, huge or gone costs its own connection and nothing else: the
-//! loop never waits for this thread, and this thread waits for nobody without a deadline.
+//! what comes back. Who may do what is decided by the loop alone. A client that is slow, silent,
+//! huge or gone costs its own connection and nothing else: the loop never waits for this thread,
+//! and this thread waits for nobody without a deadline.
 //!
 //! [`openapi`] is the document; [`routes`] has every operation.
 
@@ -32,6 +32,7 @@ use futures_util::future::select;
 use tokio::runtime::Builder;
 use tokio::sync::watch;
 
+use crate::descriptors::Descriptors;
 use crate::desk::{Counter, News};
 use connections::{Connections, Entrance, LOCAL, Local, REMOTE};
 use refusals::Refusals;
@@ -50,6 +51,8 @@ pub(crate) struct Api {
     serving: Option<Serving>,
     /// Where other hosts are served.
     address: Option<SocketAddr>,
+    /// Of this host at a time.
+    connections_most: usize,
 }
 
 #[derive(Debug)]
@@ -73,7 +76,8 @@ pub(crate) struct Office {
 }
 
 impl Api {
-    /// Serves a bound socket, and what is bound for other hosts.
+    /// Serves a bound socket, and what is bound for other hosts. `kept`: descriptors to take
+    /// newcomers of this host in with.
     ///
     /// # Errors
     /// There is no thread, or no descriptor, for it.
@@ -82,6 +86,7 @@ impl Api {
         remote: Option<Bound>,
         counter: Counter,
         news: Arc<News>,
+        kept: Descriptors,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let (closing, is_closing) = watch::channel(false);
@@ -111,13 +116,14 @@ impl Api {
             })?;
         }
         let office = office(LOCAL, stream::LOCAL);
+        let connections_most = office.connections.most();
         start_thread(
             "api",
             over,
             async move || match tokio::net::UnixListener::from_std(listener) {
                 Ok(listener) => {
                     tokio::spawn(stream::pass_on(Arc::clone(&office)));
-                    serve(Local(listener), office).await;
+                    serve(Local::new(listener, kept), office).await;
                 }
                 Err(error) => tracing::error!("nobody can connect to the API: {error}"),
             },
@@ -129,7 +135,13 @@ impl Api {
                 threads,
             }),
             address,
+            connections_most,
         })
+    }
+
+    /// Connections of this host that are served at a time.
+    pub fn connections_most(&self) -> u32 {
+        u32::try_from(self.connections_most).unwrap_or(u32::MAX)
     }
 
     /// Where other hosts are served; `None`: nowhere.

@@ -43,7 +43,7 @@ impl Problem {
 
     /// There is nothing at that path.
     pub fn nothing(text: impl Into<String>) -> Self {
-        let code = ErrorCode::Other("not_found".into());
+        let code = ErrorCode::Other(ErrorCode::NOT_FOUND.into());
         Self::with(StatusCode::NOT_FOUND, code, text)
     }
 

@@ -9,7 +9,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +19,6 @@ use control::{Event, Reply, Request};
 use futures_util::future::select;
 use futures_util::stream::unfold;
 use parking_lot::Mutex;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -29,7 +26,6 @@ use super::Office;
 use super::connections::Holder;
 use super::conversation::Caller;
 use super::problem::Problem;
-use crate::bell::Bell;
 
 /// Over the Unix socket: of a user, and of all.
 pub const LOCAL: Limits = Limits {
@@ -137,26 +133,10 @@ impl Drop for Place {
     }
 }
 
-struct Ring(Bell);
-
-impl AsRawFd for Ring {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
-    }
-}
-
 /// Passes the loop's news on to all followers, for ever.
 pub async fn pass_on(office: Arc<Office>) {
-    let bell = office.news.bell().clone();
-    // SAFETY: the bell's descriptor, which the ring holds, and always the same one.
-    let ring = unsafe { AsyncFd::register_with_interest(Ring(bell), Interest::READABLE) };
-    let ring = match ring {
-        Ok(ring) => ring,
-        Err(error) => return tracing::error!("nobody can follow the journal: {error}"),
-    };
-    while let Ok(mut rang) = ring.readable().await {
-        ring.get_ref().0.silence();
-        rang.clear_ready();
+    loop {
+        office.news.wait().await;
         office.grown.send_replace(office.news.seq());
     }
 }

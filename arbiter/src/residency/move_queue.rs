@@ -15,7 +15,7 @@ pub const MAX_MOVE_REQUESTS: usize = 32;
 /// A request that waits for its jobs.
 #[derive(Debug)]
 pub struct MoveRequest {
-    connection: u64,
+    number: u64,
     began_ns: u64,
     deadline_ns: u64,
     /// The answer in the end: one for each job.
@@ -26,7 +26,7 @@ impl MoveRequest {
     /// Of an operator, to move these jobs: `true` for one that is to leave its devices.
     /// `deadline_ms` is the time that it may take; 0: as long as is usual.
     pub fn new(
-        connection: u64,
+        number: u64,
         jobs: impl Iterator<Item = (TenantId, String, bool)>,
         now_ns: u64,
         deadline_ms: u64,
@@ -44,7 +44,7 @@ impl MoveRequest {
             (id, reported)
         });
         Self {
-            connection,
+            number,
             began_ns: now_ns,
             deadline_ns: now_ns.saturating_add(patience_ns),
             moved: moved.collect(),
@@ -52,8 +52,8 @@ impl MoveRequest {
     }
 
     /// Who is to be answered.
-    pub fn connection(&self) -> u64 {
-        self.connection
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// When it was made.
@@ -126,12 +126,12 @@ impl MoveQueue {
 mod tests {
     use super::*;
 
-    fn request(connection: u64, deadline_ms: u64) -> MoveRequest {
+    fn request(number: u64, deadline_ms: u64) -> MoveRequest {
         let jobs = [
             (TenantId(1), "a".to_owned(), true),
             (TenantId(2), "b".to_owned(), false),
         ];
-        MoveRequest::new(connection, jobs.into_iter(), 5, deadline_ms)
+        MoveRequest::new(number, jobs.into_iter(), 5, deadline_ms)
     }
 
     #[test]

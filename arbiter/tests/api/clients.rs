@@ -25,7 +25,7 @@ fn slow_clients_lose_their_connections_and_hold_up_nobody() {
             http
         })
         .collect();
-    // Meanwhile others are answered, over both sockets.
+    // Meanwhile others are answered.
     for _ in 0..20 {
         assert!(
             get(&daemon, "/v1/jobs")

@@ -175,7 +175,7 @@ fn could_be(value: &Value, schema: &Value, document: &Value) -> bool {
 }
 
 #[test]
-fn what_is_said_over_http_is_what_is_said_over_the_other_socket() {
+fn what_the_client_hears_is_what_is_said_over_http() {
     let daemon = Daemon::start();
     let mut operator = daemon.operator();
     let registered = connect(&daemon)

@@ -602,6 +602,51 @@ fn many_connections_of_one_address_cost_that_address_the_oldest_of_them() {
 }
 
 #[test]
+fn followers_from_other_hosts_take_no_places_of_this_hosts_and_the_reverse() {
+    let open = Open::start();
+    let ask = |token: &str| {
+        format!(
+            "GET /v1/events/stream HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n\r\n"
+        )
+    };
+    // With two tokens, of which one is this very user's: the address has 16 places all the same.
+    let remote = || {
+        let tokens = [READER, OPERATOR].into_iter().cycle().take(24);
+        let heads = tokens.map(|token| {
+            let mut http = open.connect();
+            http.send(ask(token).as_bytes()).expect("sent");
+            (http.head().expect("answered").status, http)
+        });
+        heads.collect::<Vec<_>>()
+    };
+    let local = || {
+        let heads = (0..24).map(|_| {
+            let mut http = super::connect(&open.daemon);
+            http.send(b"GET /v1/events/stream HTTP/1.1\r\nhost: x\r\n\r\n")
+                .expect("sent");
+            (http.head().expect("answered").status, http)
+        });
+        heads.collect::<Vec<_>>()
+    };
+    let (remote, local) = (remote(), local());
+    let taken = |statuses: Vec<u16>| statuses.iter().filter(|status| **status == 200).count();
+    assert_eq!(taken(remote.iter().map(|one| one.0).collect()), 16);
+    assert_eq!(taken(local.iter().map(|one| one.0).collect()), 16);
+    // Each kept its places while the other came.
+    open.daemon
+        .operator()
+        .register(named("b", 0.5))
+        .expect("registered");
+    let hears = |line: std::io::Result<String>| line.expect("it goes on").contains("registered");
+    for (status, mut http) in remote {
+        while status == 200 && !hears(http.line()) {}
+    }
+    for (status, mut http) in local {
+        while status == 200 && !hears(http.line()) {}
+    }
+}
+
+#[test]
 fn an_arbiter_ends_while_others_are_connected() {
     let open = Open::start();
     let mut follower = open.connect();

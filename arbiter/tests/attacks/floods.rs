@@ -1,9 +1,4 @@
-//! Floods on the operator's socket: lines, connections, registrations. Slices and answers to others
-//! go on.
-
-use std::io::Write;
-use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+//! Floods of registrations: slices and answers to others go on.
 
 use control::{Class, JobSettings, JobSpec};
 
@@ -19,49 +14,6 @@ fn low(name: &str) -> JobSpec {
         simulated: true,
         ..JobSpec::default()
     }
-}
-
-#[test]
-fn floods_of_lines_and_connections_stop_nobodys_slices_and_nobodys_answers() {
-    let daemon = Daemon::start();
-    let mut operator = daemon.operator();
-    let workers = ["a", "b"].map(|name| {
-        let job = operator.register(named(name, 0.5)).expect("registered");
-        Worker::start(attach(&job))
-    });
-    let path = daemon.dir.control_socket();
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for word in [
-            &b"\n"[..],
-            b"{}\n",
-            b"x",
-            b"{\"v_major\":2,\"v_minor\":0,\"request\":{\"kind\":\"list\"}}\n",
-        ] {
-            let (path, over) = (path.clone(), &over);
-            scope.spawn(move || {
-                let many = word.repeat(60_000 / word.len());
-                while !over.load(Relaxed) {
-                    let Ok(mut stream) = UnixStream::connect(&path) else {
-                        continue;
-                    };
-                    // Nobody reads the answers.
-                    let timeout = Some(std::time::Duration::from_millis(20));
-                    stream.set_write_timeout(timeout).expect("set");
-                    while !over.load(Relaxed) && stream.write_all(&many).is_ok() {}
-                }
-            });
-        }
-        for _ in 0..20 {
-            let before = workers.each_ref().map(Worker::launches);
-            until("both go on", || {
-                let now = workers.each_ref().map(Worker::launches);
-                (now[0] > before[0] + 50 && now[1] > before[1] + 50).then_some(())
-            });
-            assert_eq!(daemon.operator().list().expect("served").len(), 2);
-        }
-        over.store(true, Relaxed);
-    });
 }
 
 #[test]

@@ -96,7 +96,7 @@ pub fn directory() -> (tempfile::TempDir, RuntimeDir) {
 
 /// Connects to the arbiter of a directory.
 pub fn operator(dir: &RuntimeDir) -> Result<Client, control::ClientError> {
-    Client::connect(&dir.control_socket(), PATIENCE)
+    Client::connect(&dir.api_socket(), PATIENCE)
 }
 
 /// An arbiter in a thread; stopped when dropped.

@@ -169,7 +169,7 @@ pub fn start(flags: &ClusterFlags, dir: &RuntimeDir) -> anyhow::Result<()> {
         url,
         token,
         node,
-        control_socket: dir.control_socket(),
+        api_socket: dir.api_socket(),
         dir: place,
         version: env!("CARGO_PKG_VERSION").into(),
         devices: Box::new(move || devices(sim, &install)),

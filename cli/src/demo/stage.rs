@@ -285,7 +285,7 @@ impl Drop for Stage {
         {
             let _ = client.shutdown();
             let begun = Instant::now();
-            while dir.control_socket().exists() && begun.elapsed() < ENDS {
+            while dir.api_socket().exists() && begun.elapsed() < ENDS {
                 thread::sleep(Duration::from_millis(10));
             }
         }

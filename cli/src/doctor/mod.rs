@@ -27,6 +27,8 @@ use crate::run::driver::{self, Driver, Wish};
 use crate::run::install::Install;
 use crate::unmanaged::{command_line, job_of};
 
+/// An arbiter that may have fewer descriptors does without what it can do without.
+const FEW_DESCRIPTORS: u64 = 64;
 /// Exit code where something gets past the library, or would.
 pub const ESCAPES: u8 = 1;
 
@@ -72,6 +74,7 @@ pub fn doctor(args: &Doctor) -> Result<(String, u8)> {
             "version": status.version,
             "embedded": status.embedded,
             "runtime_dir": status.runtime_dir,
+            "descriptor_limit": status.descriptor_limit,
         })),
         "quota_file": config.paths.first(),
         "quota_files": status.as_ref().map(|status| &status.config),
@@ -285,6 +288,14 @@ fn findings(report: &Value) -> Vec<Finding> {
             word(&said["value"])
         );
         add(Level::Note, text);
+    }
+    let descriptors = report["arbiter"]["descriptor_limit"].as_u64();
+    if let Some(limit) = descriptors.filter(|limit| *limit < FEW_DESCRIPTORS) {
+        let text = "so few jobs run beside each other, and few commands are answered at a time: start it with a higher `ulimit -n`";
+        add(
+            Level::Warning,
+            format!("the arbiter may have {limit} descriptors, {text}"),
+        );
     }
     for error in list(&report["quota_files"]["errors"]) {
         let text = "those from before are in force";

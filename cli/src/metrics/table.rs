@@ -127,7 +127,7 @@ impl Metric {
         match self.source {
             Source::Exporter(_) | Source::Arbiter(_) => Vec::new(),
             Source::ExporterInfo => vec!["version"],
-            Source::ArbiterInfo => vec!["version", "protocol", "embedded"],
+            Source::ArbiterInfo => vec!["version", "embedded"],
             Source::Device(_) => DEVICE.to_vec(),
             Source::DeviceInfo => {
                 let more = ["model", "mode", "running", "policy", "simulated"];
@@ -216,8 +216,7 @@ fn exporter_info() -> Row {
 }
 
 fn arbiter_info(status: &ArbiterStatus) -> Row {
-    let protocol = format!("{}.{}", status.protocol_major, status.protocol_minor);
-    let labels = vec![status.version.clone(), protocol, yes(status.embedded)];
+    let labels = vec![status.version.clone(), yes(status.embedded)];
     (labels, Figure::Whole(1))
 }
 
@@ -326,7 +325,7 @@ pub const METRICS: [Metric; 72] = [
     metric("sublet_exporter", Info, Plain, "Version of this exporter",
         Source::ExporterInfo),
 
-    metric("sublet_arbiter", Info, Plain, "Version of the arbiter and of the protocol that it speaks",
+    metric("sublet_arbiter", Info, Plain, "Version of the arbiter",
         Source::ArbiterInfo),
     metric("sublet_arbiter_start_time_seconds", Gauge, Seconds, "When the arbiter started, in seconds since 1970",
         Source::Arbiter(|arbiter| unix_seconds(arbiter.started_unix_ms))),

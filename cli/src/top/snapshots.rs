@@ -88,7 +88,7 @@ fn a_question_before_a_change() {
 #[test]
 fn an_arbiter_that_has_gone() {
     let mut model = sample::model();
-    model.lose("no arbiter runs at /run/sublet/control.sock: there is no socket".into());
+    model.lose("no arbiter runs at /run/sublet/api.sock: there is no socket".into());
     model.looked_ms -= 12_000;
     let state = state(&model);
     is_as_written("gone-80x24", &drawn(&model, &state, THEME, 80, 24));

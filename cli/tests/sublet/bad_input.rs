@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 
-use control::{ControlError, ErrorCode};
+use control::{ControlError, ErrorCode, stand_in};
 
 use crate::fixture::{Fixture, Outcome};
 
@@ -164,14 +164,39 @@ fn what_the_arbiter_refuses() {
 }
 
 #[test]
-fn another_protocol_version() {
-    let newer = || Fixture::speaking(|_| b"{\"v_major\":9,\"reply\":{}}\n".to_vec());
-    let words = ["protocol 9", "restart the arbiter"];
+fn another_version_of_the_api() {
+    let newer = || {
+        let error = serde_json::json!({"code": "not_found", "message": "there is nothing at /v1"});
+        let said = stand_in::bytes(404, &serde_json::json!({ "error": error }));
+        Fixture::speaking(move |_| said.clone())
+    };
+    let words = ["knows no `", "/v1/", "restart the arbiter"];
     refused(&newer(), &["--sim"], &[], 125, &words);
     newer().run(&["ps"]).is_error(125, &words);
     newer()
         .run(&["set", "a", "--share", "0.5"])
         .is_error(125, &words);
+}
+
+#[test]
+fn an_arbiter_of_before_the_api_is_named_and_no_other_is_started() {
+    let fixture = Fixture::without_arbiter();
+    let _older = UnixListener::bind(fixture.at("run/control.sock")).unwrap();
+    let words = ["older version", "restart the arbiter"];
+    refused(&fixture, &["--sim"], &[], 125, &words);
+    fixture.run(&["ps"]).is_error(125, &words);
+    assert!(!fixture.at("run/arbiter.lock").exists(), "one was started");
+}
+
+#[test]
+fn an_arbiter_that_ends_is_asked_again() {
+    let error = serde_json::json!({"code": "ending", "message": "the arbiter is ending"});
+    let said = stand_in::bytes(503, &serde_json::json!({ "error": error }));
+    let fixture = Fixture::speaking(move |_| said.clone());
+    fixture
+        .run(&["ps"])
+        .is_error(125, &["api.sock", "is ending"]);
+    assert_eq!(fixture.heard().len(), 3);
 }
 
 #[test]
@@ -189,7 +214,7 @@ fn an_arbiter_that_hangs_up_or_answers_nonsense() {
         &["--sim"],
         &[],
         125,
-        &["control.sock", "without an answer"],
+        &["api.sock", "without an answer"],
     );
     assert_eq!(
         fixture.heard().len(),
@@ -215,20 +240,20 @@ fn a_place_that_is_not_to_be_trusted() {
 #[test]
 fn a_dead_socket() {
     let fixture = Fixture::without_arbiter();
-    drop(UnixListener::bind(fixture.at("run/control.sock")).unwrap());
-    let words = ["control.sock", "sublet arbiter"];
+    drop(UnixListener::bind(fixture.at("run/api.sock")).unwrap());
+    let words = ["api.sock", "sublet arbiter"];
     fixture
         .run(&["set", "a", "--share", "0.5"])
         .is_error(125, &words);
     assert!(
-        fixture.at("run/control.sock").exists(),
+        fixture.at("run/api.sock").exists(),
         "nothing is cleaned up on the way"
     );
 
     let fixture = Fixture::without_arbiter();
     fixture
         .run(&["set", "a", "--share", "0.5"])
-        .is_error(125, &["no arbiter runs", "control.sock", "`sublet run`"]);
+        .is_error(125, &["no arbiter runs", "api.sock", "`sublet run`"]);
 }
 
 #[test]

@@ -539,7 +539,7 @@ fn of_a_journal_that_is_not_ours_to_read_the_arbiter_tells_what_it_keeps() {
     });
     fs::write(journal(&fixture), plain(1)).unwrap();
     fs::set_permissions(
-        fixture.at("run/control.sock"),
+        fixture.at("run/api.sock"),
         fs::Permissions::from_mode(0o777),
     )
     .unwrap();

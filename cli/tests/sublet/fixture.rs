@@ -3,17 +3,14 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
-use std::thread;
 
-use control::{ControlError, JobSpec, Registered, Reply, Request, wire};
-use nix::sys::socket::{getsockopt, sockopt};
+use control::stand_in::{self, Asked};
+use control::{ControlError, JobSpec, Registered, Reply, Request};
 use parking_lot::Mutex;
 use testbed::CommandWithin;
 
@@ -31,11 +28,8 @@ pub struct Fixture {
 #[derive(Debug, Clone)]
 pub struct Heard {
     pub request: Request,
-    pub peer_pid: i32,
+    pub peer_pid: u32,
 }
-
-/// What an arbiter of the test answers to a line.
-pub type Answer = dyn Fn(&[u8]) -> Vec<u8> + Send + Sync;
 
 impl Fixture {
     /// Libraries and a runtime directory, and no arbiter.
@@ -78,42 +72,23 @@ impl Fixture {
     pub fn answering(
         answer: impl Fn(Request) -> Result<Reply, ControlError> + Send + Sync + 'static,
     ) -> Self {
-        Self::speaking(move |line| {
-            wire::encode_reply(&wire::decode_request(line).and_then(&answer))
+        Self::speaking(move |asked| {
+            let request = asked.request();
+            let request = request.unwrap_or_else(|| panic!("no request: {asked:?}"));
+            stand_in::answer(&answer(request))
         })
     }
 
-    /// With an arbiter that says these bytes to a line.
-    pub fn speaking(answer: impl Fn(&[u8]) -> Vec<u8> + Send + Sync + 'static) -> Self {
+    /// With an arbiter that says these bytes to a request; none: it hangs up.
+    pub fn speaking(answer: impl Fn(&Asked) -> Vec<u8> + Send + Sync + 'static) -> Self {
         let fixture = Self::without_arbiter();
-        let listener = UnixListener::bind(fixture.at("run/control.sock")).unwrap();
         let heard = fixture.heard.clone();
-        let answer: Arc<Answer> = Arc::new(answer);
-        // Ends with the test process.
-        thread::spawn(move || {
-            for stream in listener.incoming() {
-                let Ok(mut stream) = stream else { return };
-                let (heard, answer) = (heard.clone(), answer.clone());
-                thread::spawn(move || {
-                    let peer_pid = getsockopt(&stream, sockopt::PeerCredentials).unwrap().pid();
-                    let mut lines = BufReader::new(stream.try_clone().unwrap());
-                    let mut line = Vec::new();
-                    while lines
-                        .read_until(b'\n', &mut line)
-                        .is_ok_and(|read| read > 0)
-                    {
-                        if let Ok(request) = wire::decode_request(&line) {
-                            heard.lock().push(Heard { request, peer_pid });
-                        }
-                        let answer = answer(&line);
-                        // To say nothing is to hang up.
-                        if answer.is_empty() || stream.write_all(&answer).is_err() {
-                            return;
-                        }
-                        line.clear();
-                    }
-                });
+        stand_in::stand_in(&fixture.at("run/api.sock"), move |asked| {
+            if let Some(request) = asked.request() {
+                let peer_pid = asked.peer_pid;
+                heard.lock().push(Heard { request, peer_pid });
             }
+            answer(asked)
         });
         fixture
     }

@@ -31,7 +31,7 @@ fn the_command_runs_in_the_process_that_was_registered() {
         (Some(0), pid.to_string().as_str())
     );
     assert_eq!(fixture.registered().pid, pid);
-    assert_eq!(fixture.heard()[0].peer_pid, i32::try_from(pid).unwrap());
+    assert_eq!(fixture.heard()[0].peer_pid, pid);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! With the real arbiter, started by `sublet run` or by hand. Jobs here touch no device: what the
-//! two say to each other over the control socket is the matter.
+//! two say to each other over the API's socket is the matter.
 
 use std::fs;
 use std::io::BufReader;

@@ -1,10 +1,10 @@
 //! A node's agent: reports to the hook each second and carries out its orders, on a thread of the
 //! arbiter's process.
 //!
-//! It speaks to its own arbiter over the control socket like any client, so the arbiter's loop
-//! never waits for it. It asks the hook on a connection with deadlines, so a hook that is gone,
-//! slow or wrong costs only these reports: jobs and slices go on, and the agent tries again after a
-//! pause that doubles up to [`MAX_PAUSE`].
+//! It asks its own arbiter by the control API like any client, so the arbiter's loop never waits
+//! for it. It asks the hook on a connection with deadlines, so a hook that is gone, slow or wrong
+//! costs only these reports: jobs and slices go on, and the agent tries again after a pause that
+//! doubles up to [`MAX_PAUSE`].
 //!
 //! It carries out orders one after the other in the sequence of their numbers, so that an order
 //! that makes space comes before one that takes it. `agent.json` keeps the results until the hook
@@ -50,8 +50,8 @@ pub struct Config {
     pub token: String,
     /// Name of this node.
     pub node: String,
-    /// The arbiter's control socket.
-    pub control_socket: PathBuf,
+    /// The arbiter's API socket.
+    pub api_socket: PathBuf,
     /// Where `agent.json` is.
     pub dir: PathBuf,
     /// Version of the binary.
@@ -381,7 +381,7 @@ impl Agent {
     ) -> Result<T, ControlFailure> {
         let mut client = match self.arbiter.take() {
             Some(client) => client,
-            None => ControlClient::connect(&self.config.control_socket, ARBITER_PATIENCE)?,
+            None => ControlClient::connect(&self.config.api_socket, ARBITER_PATIENCE)?,
         };
         match ask(&mut client) {
             Ok(answer) => {
@@ -450,7 +450,7 @@ mod tests {
             url: "http://127.0.0.1:9".into(),
             token: "a-token-of-a-test".into(),
             node: "n".into(),
-            control_socket: dir.join("control.sock"),
+            api_socket: dir.join("api.sock"),
             dir: dir.to_owned(),
             version: String::new(),
             devices: Box::new(|| Ok(Vec::new())),
@@ -519,7 +519,6 @@ mod tests {
 
     #[test]
     fn why_a_hook_is_refused_is_noted_by_the_arbiter_once() {
-        use std::io::{BufRead, BufReader, Write};
         let dir = tempfile::tempdir().unwrap();
         let mut agent = agent(dir.path()).unwrap();
         let hook = |epoch, nonce: &str| HookId {
@@ -529,17 +528,11 @@ mod tests {
         };
         agent.hear(&hook(5, "x")).unwrap();
         assert!(agent.hear(&hook(4, "y")).is_err(), "nobody listens yet");
-        let socket = &agent.config.control_socket;
-        let arbiter = std::os::unix::net::UnixListener::bind(socket).unwrap();
-        let heard = std::thread::spawn(move || {
-            let (mut stream, _) = arbiter.accept().unwrap();
-            let mut heard = Vec::new();
-            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-                heard.push(control::wire::decode_request(line.unwrap().as_bytes()).unwrap());
-                let noted = control::wire::encode_reply(&Ok(control::Reply::Noted));
-                stream.write_all(&noted).unwrap();
-            }
-            heard
+        let socket = &agent.config.api_socket;
+        let (hears, heard) = std::sync::mpsc::channel();
+        control::stand_in::stand_in(socket, move |asked| {
+            hears.send(asked.request().unwrap()).unwrap();
+            control::stand_in::answer(&Ok(control::Reply::Noted))
         });
         for _ in 0..3 {
             assert!(agent.hear(&hook(4, "y")).is_err());
@@ -549,7 +542,7 @@ mod tests {
         };
         assert!(agent.failed(&stranger).contains("does not know the token"));
         drop(agent);
-        let heard = heard.join().unwrap();
+        let heard: Vec<control::Request> = heard.try_iter().collect();
         let reasons: Vec<_> = heard
             .iter()
             .map(|request| match request {

@@ -23,7 +23,7 @@ use crate::ground::environment::variable;
 pub(super) const SOCKET: &str = "/run/sublet/containers/channel.sock";
 
 /// Files of the arbiter that no container is shown. The second one outlives it.
-const OF_HOST: [&str; 2] = ["/run/sublet/control.sock", "/run/sublet/arbiter.lock"];
+const OF_HOST: [&str; 2] = ["/run/sublet/api.sock", "/run/sublet/arbiter.lock"];
 /// Where `sublet cdi generate` and `sublet kubernetes` have this library mounted: with it came the
 /// variables.
 const LIBRARY: &str = "/opt/sublet/libsublet.so";

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Nonsense for the control socket and the cluster hook: valid messages with bytes changed, cut and put in, without end.
+"""Nonsense for the arbiter's API and the cluster hook: valid messages with bytes changed, cut and put in, without end.
 
     garbage.py --socket PATH [--port N --token FILE] --seconds S --seed N
 
@@ -23,16 +23,19 @@ WORDS = [b"null", b"-1", b"1e999", b"18446744073709551616", b"922337203685477580
          b"NaN", b"1e-320", b"[" * 200, b'"' + b"A" * 70_000 + b'"', b"\n" * 4096, b"\x00"]
 
 
-def request(kind, **body):
-    return json.dumps({"v_major": 2, "v_minor": 0, "request": {"kind": kind, "body": body} if body else {"kind": kind}}).encode()
+def request(method, path, **body):
+    body = json.dumps(body).encode() if body else b""
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
-def control_lines():
+def api_requests():
     """Nothing here, unchanged, may change how a neighbour is run: that would be an operator's right."""
     spec = {"name": "garbage", "pid": os.getpid(), "command": ["x"], "class": "opportunistic", "simulated": True, "mem": "1GiB"}
-    return [request("status"), request("list"), request("register", **spec), request("events", since=0, wait_ms=0), request("reload"),
-            request("set", job="garbage", change={"share": 0.01, "mem": "1GiB"}), request("evict", jobs=["garbage"]),
-            request("move", evict=["garbage"], restore=[], deadline_ms=10)]
+    return [request("GET", "/v1/status"), request("GET", "/v1/jobs"), request("POST", "/v1/jobs", **spec), request("POST", "/v1/reload"),
+            request("GET", "/v1/events?since_seq=0"), request("GET", "/v1/events/stream?since_seq=0"),
+            request("PATCH", "/v1/jobs/garbage", share=0.01, mem="1GiB"),
+            request("POST", "/v1/moves", evict=["garbage"], restore=[], deadline_ms=10)]
 
 
 def bodies():
@@ -136,13 +139,13 @@ class Garbage:
         for connection in kept:
             connection.close()
 
-    def control(self):
+    def api(self):
         def connect():
             connection = socket.socket(socket.AF_UNIX)
             connection.connect(self.options.socket)
             return connection
 
-        self.exchange(connect, [line + b"\n" for line in control_lines()], "control")
+        self.exchange(connect, api_requests(), "api")
 
     def inside(self):
         """Bodies that are nonsense, from one that knows the token: the hook reads all of them."""
@@ -171,7 +174,7 @@ class Garbage:
         self.exchange(lambda: socket.create_connection(("127.0.0.1", self.options.port), 2), messages, "http")
 
     def run(self):
-        threads = [threading.Thread(target=self.control) for _ in range(2)]
+        threads = [threading.Thread(target=self.api) for _ in range(2)]
         if self.options.port:
             threads += [threading.Thread(target=self.http) for _ in range(2)]
         if self.options.port and self.options.token:

@@ -45,7 +45,7 @@ fn node_started_by(hook: &Hook, around: &[&str]) -> Option<Node> {
     let node = hook.node_in(sandbox, "a", &OTHER.to_string(), around);
     wait_until("the node reports", || hook.is_up(&node).then_some(()));
     // Root's arbiter serves root alone where its directory was given.
-    for name in ["control.sock", "channel.sock"] {
+    for name in ["api.sock", "channel.sock"] {
         open_to_all(&node.sandbox.path("run").join(name), 0o666);
     }
     Some(node)

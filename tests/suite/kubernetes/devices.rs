@@ -281,8 +281,8 @@ fn what_cannot_be_given_is_refused_and_leaves_nothing() {
         plain
             .mounts
             .iter()
-            .all(|mount| !mount.host_path.contains("control")),
-        "who reaches the control socket as root changes quotas: {:?}",
+            .all(|mount| !mount.host_path.contains("api.sock")),
+        "who reaches the API's socket as root changes quotas: {:?}",
         plain.mounts
     );
 }
