@@ -750,6 +750,63 @@ pub enum SimulateCommand {
     WhatIf(Box<WhatIf>),
     /// Where the layers of a model go on GPUs of several types, and what that gains
     Plan(Plan),
+    /// How many instances of a service are ready, who decides that, and whether it answers in time
+    Serve(Box<Serve>),
+}
+
+#[derive(Debug, Args)]
+pub struct Serve {
+    /// Requests, a CSV file: arrival_s, and service_s or context_tokens and generated_tokens
+    #[arg(value_name = "FILE")]
+    pub requests: PathBuf,
+    /// A response is in time within so many seconds
+    #[arg(long, value_name = "SECS")]
+    pub within: f64,
+    /// The part of the requests that has to be answered in time
+    #[arg(long, value_name = "F", default_value_t = 0.99)]
+    pub level: f64,
+    /// Keep enough for so many times the predicted rate
+    #[arg(long, value_name = "F", default_value_t = 1.0)]
+    pub burst: f64,
+    /// Instances that there may be
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub instances: u32,
+    /// Frontends, which decide each for itself
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub frontends: u32,
+    /// Seconds until an instance that stands by has its memory back: bytes over the link's speed
+    #[arg(long = "return", value_name = "SECS", default_value_t = 1.0)]
+    pub return_s: f64,
+    /// Seconds until a cold instance can answer
+    #[arg(long, value_name = "SECS", default_value_t = 60.0)]
+    pub start: f64,
+    /// Seconds without a request or a word of a frontend after which memory is given back
+    #[arg(long, value_name = "SECS", default_value_t = 10.0)]
+    pub keep: f64,
+    /// Seconds of standing by after which an instance ends [default: never]
+    #[arg(long, value_name = "SECS")]
+    pub standby: Option<f64>,
+    /// Instances that stand by in the beginning; the others are cold [default: all]
+    #[arg(long, value_name = "N")]
+    pub warm: Option<u32>,
+    /// Seconds that a frontend looks back
+    #[arg(long, value_name = "SECS", default_value_t = 60)]
+    pub history: u32,
+    /// Drop requests that have waited longer than a response may take
+    #[arg(long)]
+    pub prune: bool,
+    /// Seconds that a token of the question costs
+    #[arg(long, value_name = "SECS", default_value_t = 0.0)]
+    pub context_token: f64,
+    /// Seconds that a token of the answer costs
+    #[arg(long, value_name = "SECS", default_value_t = 0.0)]
+    pub generated_token: f64,
+    /// Seed of all chance
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

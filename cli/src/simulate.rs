@@ -22,6 +22,7 @@ use crate::json::object;
 use crate::table::{Align, Table};
 
 mod plan;
+mod serve;
 mod what_if;
 
 /// What is printed.
@@ -33,6 +34,7 @@ pub fn simulate(args: &Simulate) -> Result<String> {
         Some(SimulateCommand::Policies(args)) => Ok(policies(args)),
         Some(SimulateCommand::WhatIf(args)) => what_if::what_if(args),
         Some(SimulateCommand::Plan(args)) => plan::plan(args),
+        Some(SimulateCommand::Serve(args)) => serve::serve(args),
         None => run_trace(&args.run),
     }
 }

@@ -7,6 +7,7 @@
 //! * [`spec`]: what a cluster consists of.
 //! * [`sim`]: discrete events in virtual time, driving the same [`policy::cluster::Scheduler`] that
 //!   a live hook drives.
+//! * [`serving`]: requests to the instances of a service, and who decides how many are ready.
 //! * [`report`]: the figures of a run; [`plot`]: its pictures; [`reward`]: its worth.
 //!
 //! * [`live`]: the hook itself: nodes that report, jobs that are submitted, decisions that are
@@ -16,6 +17,7 @@ pub mod live;
 pub mod plot;
 pub mod report;
 pub mod reward;
+pub mod serving;
 pub mod sim;
 pub mod spec;
 pub mod sweep;

@@ -9,6 +9,7 @@
 //! * [`residency`]: which jobs stay in a device's memory when not all fit.
 //! * [`gangs`]: whose turn it is on devices that jobs use together.
 //! * [`iterations`]: where the iterations of a program begin, from the sequence of its launches.
+//! * [`standbys`]: how many instances of a service have to be ready.
 //! * [`cluster`]: what runs where above the node: the slots, the policies that fill them, and the
 //!   scheduler that asks them.
 //! * [`stepper`]: drives a [`SlicePolicy`] through virtual time with simulated tenants.
@@ -27,6 +28,7 @@ pub mod residency;
 mod shares;
 mod slice;
 mod slices;
+pub mod standbys;
 pub mod stepper;
 mod turns;
 

@@ -92,7 +92,10 @@ pub const CRATES: [Crate; 18] = [
             ),
             ("partitions of a device", &["partitions"]),
             ("slice policies", &["slices"]),
-            ("gangs; the cluster", &["cluster", "gangs"]),
+            (
+                "gangs; the cluster; standbys",
+                &["cluster", "gangs", "standbys"],
+            ),
         ],
     },
     Crate {
@@ -289,7 +292,7 @@ pub const CRATES: [Crate; 18] = [
                 &["plot", "spec", "training"],
             ),
             ("traces", &["trace"]),
-            ("the simulator", &["sim"]),
+            ("the simulator; requests", &["serving", "sim"]),
             (
                 "what is made of its runs; the live hook",
                 &["live", "report", "reward", "sweep"],

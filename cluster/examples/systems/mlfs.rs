@@ -18,7 +18,7 @@ use cluster::trace::Options;
 use policy::cluster::Choice;
 
 use super::Limit::{AtLeast, AtMost, Reported};
-use super::{Spec, System, load, mean, rounds, run};
+use super::{System, load, mean, rounds, row, run};
 
 const LOAD: f64 = 1.5;
 const OTHER_LOADS: [f64; 2] = [1.0, 2.0];
@@ -107,20 +107,6 @@ pub const SYSTEM: System = System {
     ],
     run: figures,
 };
-
-const fn row(
-    name: &'static str,
-    unit: &'static str,
-    limit: super::Limit,
-    published: &'static str,
-) -> Spec {
-    Spec {
-        name,
-        unit,
-        limit,
-        published,
-    }
-}
 
 fn reports(
     data: &Path,

@@ -15,6 +15,8 @@ use policy::cluster::{Choice, Scheduler};
 pub mod heterog;
 #[path = "mlfs.rs"]
 pub mod mlfs;
+#[path = "swayam.rs"]
+pub mod swayam;
 
 /// What a figure may be.
 #[derive(Clone, Copy)]
@@ -34,6 +36,21 @@ pub struct Spec {
     pub published: &'static str,
 }
 
+/// A row of a system.
+pub const fn row(
+    name: &'static str,
+    unit: &'static str,
+    limit: Limit,
+    published: &'static str,
+) -> Spec {
+    Spec {
+        name,
+        unit,
+        limit,
+        published,
+    }
+}
+
 /// A system: its rows and what computes them, in this order.
 pub struct System {
     pub name: &'static str,
@@ -41,7 +58,7 @@ pub struct System {
     pub run: fn(&Path) -> Vec<f64>,
 }
 
-pub const SYSTEMS: &[System] = &[mlfs::SYSTEM, heterog::SYSTEM];
+pub const SYSTEMS: &[System] = &[mlfs::SYSTEM, heterog::SYSTEM, swayam::SYSTEM];
 
 pub fn data() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("data")

@@ -8,6 +8,7 @@ mod openb;
 mod philly;
 pub mod pollux;
 mod pressure;
+mod requests;
 mod synergy;
 mod table;
 mod tiresias;
@@ -21,6 +22,7 @@ use policy::cluster::{GpuType, Job, JobType, PairTable, Profile};
 
 pub use elasticflow::read_curves;
 pub use gavel::{read_isolated, read_pairs};
+pub use requests::{Request, TokenCost, read_requests};
 pub use synergy::read_sensitivity;
 use table::Table;
 pub use table::TraceError;

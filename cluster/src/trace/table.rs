@@ -71,6 +71,12 @@ pub enum TraceError {
         /// What was asked for.
         part: Option<String>,
     },
+    /// No request is left to answer.
+    #[error("{}: no request", file.display())]
+    NoRequest {
+        /// Which file.
+        file: PathBuf,
+    },
     /// Some measurements of an application are missing.
     #[error("{}: application `{name}` has no placement or no epoch measured", file.display())]
     Unmeasured {

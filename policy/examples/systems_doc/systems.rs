@@ -456,11 +456,27 @@ pub const SYSTEMS: &[System] = &[
     },
     System {
         name: "Swayam (Middleware'17)",
-        mechanism: &[],
-        simulator: &[],
-        live: &[],
+        mechanism: &[
+            Test(
+                "policy/src/standbys.rs",
+                "the_number_is_the_least_that_keeps_the_agreement",
+            ),
+            Test(
+                "policy/src/standbys.rs",
+                "frontends_agree_without_asking_each_other",
+            ),
+        ],
+        simulator: &[
+            Test(
+                "cluster/src/serving_tests.rs",
+                "instances_come_back_for_load_and_give_their_memory_back_without",
+            ),
+            Script("scripts/sim/systems --only swayam"),
+        ],
+        live: &[Script("scripts/bench/switch")],
         fitted: "",
-        missing: "all of it",
+        missing: "frontends live: sublet has none; evicted jobs that return are there \
+                  (`scripts/bench/switch`)",
     },
 ];
 
