@@ -384,11 +384,15 @@ pub const SYSTEMS: &[System] = &[
                 "policy/src/cluster/fair/drf.rs",
                 "nobody_is_below_an_equal_part_by_more_than_a_task_and_lying_does_not_pay",
             ),
+            Test(
+                "policy/src/cluster/order/fair.rs",
+                "a_cluster_is_filled_as_the_function_of_the_paper_fills_it",
+            ),
         ],
         simulator: &[EVERY],
         live: &[LIVE],
         fitted: "",
-        missing: "the order does not call the checked function",
+        missing: "resources other than GPUs and device memory",
     },
     System {
         name: "MIT SLA thesis (2012)",

@@ -1,35 +1,57 @@
 //! Dominant resource fairness (Ghodsi et al., NSDI'11) by progressive filling.
 
-/// Tasks for each user: the next task always goes to the user with the smallest dominant share
-/// `max_r(use_r / capacity_r)` that one more task fits for; equal ones by number.
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Progressive filling: the next task always goes to the user with the smallest dominant share
+/// `max_r(use_r / capacity_r)`; equal ones by number. `used[user][resource]` is what each holds
+/// already. `next(user)` hands its next task out and says what that needs, or `None` where it has
+/// no more that could be had: it is not asked again.
+pub fn fill(
+    capacities: &[f64],
+    mut used: Vec<Vec<f64>>,
+    mut next: impl FnMut(usize) -> Option<Vec<f64>>,
+) {
+    let share = |used: &[f64]| {
+        let parts = used.iter().zip(capacities).filter(|(_, all)| **all > 0.0);
+        let dominant = parts.map(|(one, all)| one / all).fold(0.0, f64::max);
+        // Shares are not negative, and such numbers stand in the order of their bits.
+        dominant.to_bits()
+    };
+    let places = used.iter().enumerate();
+    let mut users: BinaryHeap<Reverse<(u64, usize)>> = places
+        .map(|(user, used)| Reverse((share(used), user)))
+        .collect();
+    while let Some(Reverse((_, user))) = users.pop() {
+        let Some(need) = next(user) else { continue };
+        for (used, need) in used[user].iter_mut().zip(need) {
+            *used += need.max(0.0);
+        }
+        users.push(Reverse((share(&used[user]), user)));
+    }
+}
+
+/// Tasks for each user, of whom each has endless equal ones: [`fill`] until none fits.
 /// `demands[user][resource]` is one task's.
 #[must_use]
 pub fn drf(capacities: &[f64], demands: &[Vec<f64>]) -> Vec<u32> {
     let mut left = capacities.to_vec();
     let mut tasks = vec![0_u32; demands.len()];
-    let share = |user: usize, tasks: u32| {
-        let used = demands[user].iter().zip(capacities);
-        used.map(|(one, all)| f64::from(tasks) * one / all)
-            .fold(0.0, f64::max)
-    };
-    loop {
-        let fits = |user: &usize| {
-            let need = &demands[*user];
-            let some = need.iter().any(|one| *one > 0.0);
-            some && need
-                .iter()
-                .zip(&left)
-                .all(|(one, left)| *one <= left + 1e-9)
-        };
-        let next = (0..demands.len())
-            .filter(fits)
-            .min_by(|a, b| share(*a, tasks[*a]).total_cmp(&share(*b, tasks[*b])));
-        let Some(user) = next else { return tasks };
+    let nothing = vec![vec![0.0; capacities.len()]; demands.len()];
+    fill(capacities, nothing, |user| {
+        let need = &demands[user];
+        let some = need.iter().any(|one| *one > 0.0);
+        let mut each = need.iter().zip(&left);
+        if !some || each.any(|(one, left)| *one > left + 1e-9) {
+            return None;
+        }
         tasks[user] += 1;
-        for (left, one) in left.iter_mut().zip(&demands[user]) {
+        for (left, one) in left.iter_mut().zip(need) {
             *left -= one;
         }
-    }
+        Some(need.clone())
+    });
+    tasks
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ mod synergy;
 mod trade;
 
 pub use carbyne::{Fluid, Schedule, altruistic, fair_schedule};
-pub use drf::drf;
+pub use drf::{drf, fill};
 pub use gavel::{
     Combination, Division, NoDivision, finish_time_fairness, finish_time_fairness_of_types,
     max_min, max_min_of_types,
