@@ -11,6 +11,8 @@ use cluster::sweep::context;
 use cluster::trace::{self, Options, Trace};
 use policy::cluster::{Choice, Scheduler};
 
+#[path = "carbyne.rs"]
+pub mod carbyne;
 #[path = "heterog.rs"]
 pub mod heterog;
 #[path = "mlfs.rs"]
@@ -58,7 +60,12 @@ pub struct System {
     pub run: fn(&Path) -> Vec<f64>,
 }
 
-pub const SYSTEMS: &[System] = &[mlfs::SYSTEM, heterog::SYSTEM, swayam::SYSTEM];
+pub const SYSTEMS: &[System] = &[
+    mlfs::SYSTEM,
+    heterog::SYSTEM,
+    carbyne::SYSTEM,
+    swayam::SYSTEM,
+];
 
 pub fn data() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("data")

@@ -432,14 +432,21 @@ pub const SYSTEMS: &[System] = &[
     },
     System {
         name: "Carbyne (OSDI'16)",
-        mechanism: &[Test(
-            "policy/src/cluster/fair/carbyne.rs",
-            "nobody_is_later_than_fair_and_the_mean_is_lower",
-        )],
-        simulator: &[ROWS],
+        mechanism: &[
+            Test(
+                "policy/src/cluster/fair/carbyne.rs",
+                "nobody_is_later_than_fair_and_the_mean_is_lower",
+            ),
+            Test(
+                "policy/src/cluster/order/shares.rs",
+                "one_gpu_whose_jobs_take_turns_is_never_later_than_in_equal_parts",
+            ),
+        ],
+        simulator: &[ROWS, Script("scripts/sim/systems --only carbyne")],
         live: &[LIVE, POLICIES],
         fitted: "",
-        missing: "its rule for what is left over, in the cluster order",
+        missing: "resources other than GPUs in the cluster order; a gang may end later than in the fair \
+                  cluster, which gives it parts of GPUs",
     },
     System {
         name: "Karuna (SIGCOMM'16)",

@@ -46,6 +46,20 @@ fn run(jobs: &[Fluid], mut decide: impl FnMut(usize, &[f64]) -> Vec<f64>) -> Sch
     schedule
 }
 
+/// A capacity in equal parts, of which nobody gets more than it wants: what one leaves is for the
+/// others (max-min fairness).
+#[must_use]
+pub fn equal_parts(capacity: f64, wants: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..wants.len()).collect();
+    order.sort_by(|a, b| wants[*a].total_cmp(&wants[*b]));
+    let (mut free, mut parts) = (capacity, vec![0.0; wants.len()]);
+    for (served, i) in order.iter().enumerate() {
+        parts[*i] = wants[*i].min(free / (wants.len() - served) as f64);
+        free -= parts[*i];
+    }
+    parts
+}
+
 /// Max-min fair in every slot (DRF with one resource), up to each job's width. `capacity` and all
 /// widths are above 0.
 #[must_use]
@@ -58,14 +72,8 @@ pub fn fair_schedule(capacity: f64, jobs: &[Fluid]) -> Schedule {
                 0.0
             }
         };
-        let mut order: Vec<usize> = (0..jobs.len()).collect();
-        order.sort_by(|a, b| want(*a).total_cmp(&want(*b)));
-        let (mut free, mut shares) = (capacity, vec![0.0; jobs.len()]);
-        for (served, i) in order.iter().enumerate() {
-            shares[*i] = want(*i).min(free / (jobs.len() - served) as f64);
-            free -= shares[*i];
-        }
-        shares
+        let wants: Vec<f64> = (0..jobs.len()).map(want).collect();
+        equal_parts(capacity, &wants)
     })
 }
 
@@ -130,6 +138,16 @@ pub fn altruistic(capacity: f64, jobs: &[Fluid]) -> Schedule {
 mod tests {
     use super::*;
     use crate::cluster::Random;
+
+    #[test]
+    fn parts_are_equal_but_for_those_who_want_less() {
+        assert_eq!(
+            equal_parts(8.0, &[1.0, 8.0, 2.0, 8.0]),
+            [1.0, 2.5, 2.0, 2.5]
+        );
+        assert_eq!(equal_parts(8.0, &[1.0, 2.0]), [1.0, 2.0]);
+        assert!(equal_parts(8.0, &[]).is_empty());
+    }
 
     #[test]
     fn nobody_is_later_than_fair_and_the_mean_is_lower() {

@@ -8,7 +8,7 @@ mod hug;
 mod synergy;
 mod trade;
 
-pub use carbyne::{Fluid, Schedule, altruistic, fair_schedule};
+pub use carbyne::{Fluid, Schedule, altruistic, equal_parts, fair_schedule};
 pub use drf::{drf, fill};
 pub use gavel::{
     Combination, Division, NoDivision, finish_time_fairness, finish_time_fairness_of_types,

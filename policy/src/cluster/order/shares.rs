@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{Drf, Drift, Key, Order};
+use super::{Drift, Key, Order};
 use crate::cluster::catalogue::Entry;
-use crate::cluster::fair::hug;
-use crate::cluster::{ClusterState, Job, Manner, Objective, Tags, UserId};
+use crate::cluster::fair::{equal_parts, hug};
+use crate::cluster::{ClusterState, Job, JobId, Manner, Objective, Tags, UserId};
 use crate::registry::Registration;
 
 /// How it is chosen.
@@ -23,6 +23,9 @@ pub(super) static CARBYNE: Entry<dyn Order> = Registration {
     params: &[],
     build: |_, _| Ok(Box::<Carbyne>::default()),
 };
+
+/// What a job of unknown or endless work counts for in a fair cluster: 10 years.
+const LONGEST_S: f64 = 315_360_000.0;
 
 /// HUG (NSDI'16) between users, over GPUs and the device memory their profiles claim. Each user's
 /// demand vector is what all its jobs ask for; [`hug`] gives each user its part of each resource,
@@ -102,14 +105,75 @@ impl Order for Hug {
     }
 }
 
-/// Carbyne (OSDI'16) over dominant resource fairness: a job that can wait and still end by its fair
-/// time gives its turn away, to the job with the shortest remaining time. The fair time of a job is
-/// its duration in an evenly divided cluster, after its arrival; a job whose finish-time fairness
-/// has reached 1 has nothing more to give and comes first, in the order of [`Drf`]. A job with a
-/// deadline after its fair time can wait until its deadline.
+/// Carbyne (OSDI'16) over a fair schedule of GPUs.
+///
+/// *Fair.* Beside the cluster runs a fair one in which every job that came has an equal part of the
+/// GPUs, at most what it asks for ([`equal_parts`]), until its work is done there. A job that ends
+/// early in the cluster still has its part there: others are owed no more than they would have had.
+/// A job's fair time is when the rest of its work there is done at its present part.
+///
+/// *Altruism.* A job needs GPUs now if it would otherwise end after its fair time, or after its
+/// deadline where that is later; such jobs come first, the earliest time first. Decisions are taken
+/// to be as far apart as the last two.
+///
+/// *Leftover.* What those do not need goes to the others by shortest remaining time, and past jobs
+/// that do not fit.
 #[derive(Clone, Debug, Default)]
 pub struct Carbyne {
-    fair: Drf,
+    fair: BTreeMap<JobId, Fair>,
+    /// Jobs of the state that came into the fair cluster.
+    seen: usize,
+    now_s: f64,
+    step_s: f64,
+}
+
+/// A job in the fair cluster. Its work is seconds on the GPUs it asks for.
+#[derive(Clone, Copy, Debug)]
+struct Fair {
+    gpus: f64,
+    left_s: f64,
+    /// Seconds of work in a second.
+    rate: f64,
+}
+
+impl Carbyne {
+    /// Lets the fair cluster go on until now; jobs that end there in between leave their parts to
+    /// the others.
+    fn advance(&mut self, gpus: f64, now_s: f64) {
+        while self.now_s < now_s {
+            let ends = self.fair.values().filter(|job| job.rate > 0.0);
+            let next_s = ends
+                .map(|job| job.left_s / job.rate)
+                .fold(f64::INFINITY, f64::min);
+            let step_s = next_s.min(now_s - self.now_s);
+            for job in self.fair.values_mut() {
+                job.left_s -= job.rate * step_s;
+            }
+            let before = self.fair.len();
+            self.fair.retain(|_, job| job.left_s > 1e-9);
+            self.now_s = if step_s < next_s {
+                now_s
+            } else {
+                self.now_s + step_s
+            };
+            if self.fair.len() < before {
+                self.divide(gpus);
+            }
+        }
+    }
+
+    fn divide(&mut self, gpus: f64) {
+        let wants: Vec<f64> = self.fair.values().map(|job| job.gpus).collect();
+        for (job, part) in self.fair.values_mut().zip(equal_parts(gpus, &wants)) {
+            job.rate = part / job.gpus;
+        }
+    }
+
+    /// When a job would be done in the fair cluster: now, where it is.
+    fn fair_s(&self, id: JobId) -> f64 {
+        let left = self.fair.get(&id).map_or(0.0, |job| job.left_s / job.rate);
+        self.now_s + left
+    }
 }
 
 impl Order for Carbyne {
@@ -124,13 +188,13 @@ impl Order for Carbyne {
         }
     }
     fn key(&self, state: &ClusterState, job: &Job) -> Key {
-        let (now_s, left_s) = (state.now_s(), job.left_s(state.now_s()));
-        let fair_s = job.arrival_s + job.duration_s() * state.contention(job);
+        let left_s = job.left_s(state.now_s());
+        let fair_s = self.fair_s(job.id);
         let due_s = job
             .deadline_s
             .map_or(fair_s, |deadline| deadline.max(fair_s));
-        if now_s + left_s >= due_s {
-            self.fair.key(state, job)
+        if state.now_s() + left_s + self.step_s > due_s {
+            Key::new(0, due_s, job)
         } else {
             Key::new(1, left_s, job)
         }
@@ -145,7 +209,22 @@ impl Order for Carbyne {
         Drift::Always
     }
     fn refresh(&mut self, state: &ClusterState) {
-        self.fair.refresh(state);
+        let (gpus, now_s) = (f64::from(state.gpus()), state.now_s());
+        self.step_s = (now_s - self.now_s).max(0.0);
+        self.advance(gpus, now_s);
+        let first = self.seen;
+        let come = state.jobs().get(first..).unwrap_or(&[]);
+        self.seen = state.jobs().len();
+        let come = come.iter().filter(|job| !job.is_done());
+        self.fair.extend(come.map(|job| {
+            let fair = Fair {
+                gpus: f64::from(job.gpus.max(1)),
+                left_s: job.left_s(now_s).min(LONGEST_S),
+                rate: 0.0,
+            };
+            (job.id, fair)
+        }));
+        self.divide(gpus);
     }
 }
 
@@ -186,21 +265,93 @@ mod tests {
         let mut state = ClusterState::uniform(1, 1);
         let long = state.arrive(Job::rigid(JobType(0), 1, 0.0, 100.0));
         let short = state.arrive(Job::rigid(JobType(0), 1, 0.0, 10.0));
-        let order = Carbyne::default();
-        // Two jobs on one GPU: the long one's fair time is 200 s.
+        let mut order = Carbyne::default();
+        order.refresh(&state);
+        // Two jobs on one GPU: half of it each, and the short one's fair time is 20 s.
+        assert!((order.fair_s(short) - 20.0).abs() < 1e-9);
         assert!(order.key(&state, state.job(short)) < order.key(&state, state.job(long)));
-        state.advance(150.0);
-        let (short, long) = (state.job(short), state.job(long));
-        let waits = order.key(&state, long);
+        // The short one runs first, and is done at 10 s; it still has its part until 20 s.
+        state.advance(10.0);
+        state.finish(short);
+        order.refresh(&state);
+        assert!((order.fair_s(long) - (10.0 + 95.0 / 0.5)).abs() < 1e-9);
+        state.advance(20.0);
+        order.refresh(&state);
         assert!(
-            waits.cmp(&Key::new(1, 0.0, long)).is_lt(),
-            "100 s left until 200 s"
+            (order.fair_s(long) - 110.0).abs() < 1e-9,
+            "alone from 20 s on"
         );
-        assert!(
-            order
-                .key(&state, short)
-                .cmp(&Key::new(1, 0.0, short))
-                .is_lt()
-        );
+        // Nothing of the long one is done, and 100 s do not fit before its fair time any more.
+        let job = state.job(long);
+        assert!(order.key(&state, job).cmp(&Key::new(1, 0.0, job)).is_lt());
+    }
+
+    #[test]
+    fn a_job_that_would_be_late_comes_before_a_shorter_one_that_can_wait() {
+        let mut state = ClusterState::uniform(1, 1);
+        let long = state.arrive(Job::rigid(JobType(0), 1, 0.0, 100.0));
+        let mut order = Carbyne::default();
+        order.refresh(&state);
+        state.advance(60.0);
+        order.refresh(&state);
+        // Alone it would have 40 s left. One that comes now has 5 s, and 10 s for them.
+        let short = state.arrive(Job::rigid(JobType(0), 1, 60.0, 5.0));
+        order.refresh(&state);
+        let key = |id| order.key(&state, state.job(id));
+        assert!(key(long) < key(short));
+        // With a deadline later than its fair time it waits.
+        state.job_mut(long).deadline_s = Some(1000.0);
+        let key = |id| order.key(&state, state.job(id));
+        assert!(key(short) < key(long));
+    }
+
+    #[test]
+    fn one_gpu_whose_jobs_take_turns_is_never_later_than_in_equal_parts() {
+        let mut random = crate::cluster::Random::new(13);
+        for _ in 0..200 {
+            let mut state = ClusterState::uniform(1, 1);
+            let works: Vec<f64> = (0..6).map(|_| 1.0 + random.below(40) as f64).collect();
+            let ids: Vec<JobId> = works
+                .iter()
+                .map(|work| state.arrive(Job::rigid(JobType(0), 1, 0.0, *work)))
+                .collect();
+            let mut order = Carbyne::default();
+            // In equal parts, a job of work w is done when all have min(own, w).
+            let fair = |work: f64| works.iter().map(|other| other.min(work)).sum::<f64>();
+            let mut running: Option<JobId> = None;
+            while let Some(first) = {
+                order.refresh(&state);
+                let waiting = state.active();
+                waiting
+                    .map(|job| job.id)
+                    .min_by_key(|id| order.key(&state, state.job(*id)))
+            } {
+                let mut batch = Vec::new();
+                if running != Some(first) {
+                    batch.extend(running.map(|job| Decision::Suspend { job }));
+                    batch.push(Decision::Place {
+                        job: first,
+                        gpus: vec![crate::cluster::GpuId(0)],
+                        class: crate::Class::Guaranteed,
+                        share: 1.0,
+                        mem_bytes: None,
+                    });
+                }
+                state.apply(&batch).unwrap();
+                state.set_rate(first, 1.0);
+                running = Some(first);
+                state.advance(state.now_s() + 1.0);
+                if state.job(first).left(state.now_s()) < 1e-9 {
+                    let at = ids.iter().position(|id| *id == first).unwrap();
+                    let fair_s = fair(works[at]);
+                    assert!(
+                        state.now_s() <= fair_s + 1.0,
+                        "{works:?}: {at} for {fair_s}"
+                    );
+                    state.finish(first);
+                    running = None;
+                }
+            }
+        }
     }
 }
