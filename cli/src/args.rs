@@ -750,8 +750,35 @@ pub enum SimulateCommand {
     WhatIf(Box<WhatIf>),
     /// Where the layers of a model go on GPUs of several types, and what that gains
     Plan(Plan),
+    /// Whether tenants with reserved cells, down to a quarter of a GPU, wait because of each other
+    Cells(Cells),
     /// How many instances of a service are ready, who decides that, and whether it answers in time
     Serve(Box<Serve>),
+}
+
+#[derive(Debug, Args)]
+pub struct Cells {
+    /// Trace of jobs; on one GPU, the part that a job asks for is its busy fraction
+    #[arg(long, value_name = "FILE")]
+    pub trace: PathBuf,
+    /// Servers
+    #[arg(long, value_name = "N")]
+    pub nodes: u32,
+    /// GPUs of a server, a power of two
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub gpus_per_node: u32,
+    /// Tenants, each with an equal reservation
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub tenants: u32,
+    /// Only this part of the trace
+    #[arg(long, value_name = "NAME")]
+    pub part: Option<String>,
+    /// Only the first so many jobs
+    #[arg(long, value_name = "N")]
+    pub limit: Option<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -21,6 +21,7 @@ use crate::exit::Result;
 use crate::json::object;
 use crate::table::{Align, Table};
 
+mod cells;
 mod plan;
 mod serve;
 mod what_if;
@@ -34,6 +35,7 @@ pub fn simulate(args: &Simulate) -> Result<String> {
         Some(SimulateCommand::Policies(args)) => Ok(policies(args)),
         Some(SimulateCommand::WhatIf(args)) => what_if::what_if(args),
         Some(SimulateCommand::Plan(args)) => plan::plan(args),
+        Some(SimulateCommand::Cells(args)) => cells::cells(args),
         Some(SimulateCommand::Serve(args)) => serve::serve(args),
         None => run_trace(&args.run),
     }

@@ -7,12 +7,14 @@
 //! * [`spec`]: what a cluster consists of.
 //! * [`sim`]: discrete events in virtual time, driving the same [`policy::cluster::Scheduler`] that
 //!   a live hook drives.
+//! * [`cells`]: tenants with reserved cells, down to a quarter of a GPU.
 //! * [`serving`]: requests to the instances of a service, and who decides how many are ready.
 //! * [`report`]: the figures of a run; [`plot`]: its pictures; [`reward`]: its worth.
 //!
 //! * [`live`]: the hook itself: nodes that report, jobs that are submitted, decisions that are
 //!   carried out.
 
+pub mod cells;
 pub mod live;
 pub mod plot;
 pub mod report;

@@ -292,7 +292,7 @@ pub const CRATES: [Crate; 18] = [
                 &["plot", "spec", "training"],
             ),
             ("traces", &["trace"]),
-            ("the simulator; requests", &["serving", "sim"]),
+            ("the simulator; requests", &["cells", "serving", "sim"]),
             (
                 "what is made of its runs; the live hook",
                 &["live", "report", "reward", "sweep"],

@@ -15,6 +15,8 @@ use policy::cluster::{Choice, Scheduler};
 pub mod carbyne;
 #[path = "heterog.rs"]
 pub mod heterog;
+#[path = "hived.rs"]
+pub mod hived;
 #[path = "mlfs.rs"]
 pub mod mlfs;
 #[path = "swayam.rs"]
@@ -63,6 +65,7 @@ pub struct System {
 pub const SYSTEMS: &[System] = &[
     mlfs::SYSTEM,
     heterog::SYSTEM,
+    hived::SYSTEM,
     carbyne::SYSTEM,
     swayam::SYSTEM,
 ];

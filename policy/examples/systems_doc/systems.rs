@@ -219,13 +219,21 @@ pub const SYSTEMS: &[System] = &[
             "policy/src/cluster/admission/cells.rs",
             "whatever_others_do_a_tenant_gets_what_its_private_cluster_would_give",
         )],
-        simulator: &[Test(
-            "cluster/tests/simulate.rs",
-            "who_stays_within_its_cells_never_waits",
-        )],
+        simulator: &[
+            Test(
+                "cluster/tests/simulate.rs",
+                "who_stays_within_its_cells_never_waits",
+            ),
+            Test(
+                "cluster/src/cells.rs",
+                "no_guaranteed_request_waits_longer_than_in_a_cluster_of_its_own",
+            ),
+            Script("scripts/sim/systems --only hived"),
+        ],
         live: &[LIVE],
         fitted: "",
-        missing: "quarter cells outside the library",
+        missing: "parts of GPUs under the admission `cells`, live or beside other policies: `sublet \
+                  simulate cells` has them by itself",
     },
     System {
         name: "AntMan (OSDI'20)",

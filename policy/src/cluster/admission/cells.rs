@@ -78,11 +78,30 @@ pub struct Cell {
     pub first_unit: usize,
 }
 
+impl Cell {
+    /// Its size in quarters of a GPU.
+    #[must_use]
+    pub fn quarters(&self) -> usize {
+        1 << self.level
+    }
+}
+
 /// Reservations that do not fit onto the cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TooMuch {
     /// The tenant whose cell was the first without a place.
     pub tenant: usize,
+}
+
+/// Equal reservations of `nodes` nodes of 2^`node_level` units for so many tenants: each has an
+/// equal number of units, as the fewest cells, the largest first. Such reservations always fit.
+#[must_use]
+pub fn equal_reservations(nodes: usize, node_level: usize, tenants: usize) -> Vec<Vec<usize>> {
+    let each = (nodes << node_level) / tenants.max(1);
+    let mut levels = vec![node_level; each >> node_level];
+    let rest = each & ((1 << node_level) - 1);
+    levels.extend((0..node_level).rev().filter(|level| rest >> level & 1 == 1));
+    vec![levels; tenants.max(1)]
 }
 
 /// Physical cells, reservations, and who uses what.

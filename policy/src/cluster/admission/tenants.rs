@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::cells::{Cell, Cells, UNITS_PER_GPU};
+use super::cells::{Cell, Cells, UNITS_PER_GPU, equal_reservations};
 use super::{Admission, Admit, Promises};
 use crate::cluster::catalogue::Entry;
 use crate::cluster::{ClusterState, GpuId, Job, JobId, Manner, Objective, Tags, UserId};
@@ -64,14 +64,9 @@ impl Tenants {
             .min()
             .unwrap_or(1);
         self.level = (narrowest as usize * UNITS_PER_GPU).ilog2() as usize;
-        let units = state.nodes().len() << self.level;
-        let each = units / self.count;
-        let mut levels = vec![self.level; each >> self.level];
-        let rest = each & ((1 << self.level) - 1);
-        levels.extend((0..self.level).filter(|level| rest >> level & 1 == 1));
-        let reserved = vec![levels; self.count];
-        // Equal parts in powers of two always fit, the largest first.
-        self.cells = Cells::new(state.nodes().len(), self.level, &reserved).ok();
+        let nodes = state.nodes().len();
+        let reserved = equal_reservations(nodes, self.level, self.count);
+        self.cells = Cells::new(nodes, self.level, &reserved).ok();
     }
 
     /// GPUs of a cell, in order.
