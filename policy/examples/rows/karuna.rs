@@ -13,6 +13,11 @@
 //!   and short runs without one: what mixed scheduling is for.
 //! * `AsPublished`: 70 of 100 jobs have a deadline, whatever their length; two thirds of the work.
 //!
+//! In the second mix no margin over just enough reaches both aims, 5.8 % missed and the rest 25 %
+//! below strict priority: with 0, 5, 10 and 15 % it is 6.9, 6.3, 6.0 and 5.6 % missed, and 27.9,
+//! 25.6, 23.6 and 22.1 %. Two thirds of the work have deadlines there, of a device that is busy for
+//! 90 % of the time: work that is put off meets the next jobs with deadlines.
+//!
 //! The policy knows the deadline and the remaining work of jobs with a deadline, and nothing about
 //! the others. Jobs of all seeds are counted together.
 //!
@@ -60,6 +65,15 @@ pub enum Mix {
     AsPublished,
 }
 
+/// What jobs with a deadline get.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum How {
+    /// All that they can use, before the others.
+    Strict,
+    /// So many percent more than just enough.
+    Margin(f64),
+}
+
 impl Mix {
     /// Duration in minutes, and whether it has a deadline.
     fn draw(self, draw: &mut Draw) -> (f64, bool) {
@@ -101,10 +115,10 @@ impl Outcome {
 }
 
 /// The jobs of several seeds together.
-pub fn run(seeds: &[u64], mix: Mix, deadlines_first: bool) -> Outcome {
+pub fn run(seeds: &[u64], mix: Mix, how: How) -> Outcome {
     let mut all = Outcome::default();
     for seed in seeds {
-        let one = run_one(*seed, mix, deadlines_first);
+        let one = run_one(*seed, mix, how);
         all.with_deadline += one.with_deadline;
         all.missed += one.missed;
         all.rest_s.extend(one.rest_s);
@@ -112,7 +126,7 @@ pub fn run(seeds: &[u64], mix: Mix, deadlines_first: bool) -> Outcome {
     all
 }
 
-fn run_one(seed: u64, mix: Mix, deadlines_first: bool) -> Outcome {
+fn run_one(seed: u64, mix: Mix, how: How) -> Outcome {
     let mut draw = Draw::new(seed);
     let jobs: Vec<SimTenant> = (0..JOBS)
         .map(|id| {
@@ -139,7 +153,10 @@ fn run_one(seed: u64, mix: Mix, deadlines_first: bool) -> Outcome {
         .collect();
     at_us.sort_unstable();
 
-    let params = [Param::new("deadlines_first", Value::Flag(deadlines_first))];
+    let params = match how {
+        How::Strict => [Param::new("deadlines_first", Value::Flag(true))],
+        How::Margin(percent) => [Param::new("margin_percent", Value::Number(percent))],
+    };
     let policy = by_name("deadline", &params).expect("a policy of the list");
     let mut sim = Stepper::new(policy, QUANTUM);
     let mut came_ns = Vec::new();
@@ -169,11 +186,21 @@ fn run_one(seed: u64, mix: Mix, deadlines_first: bool) -> Outcome {
 /// several points.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=96;
 
+/// The policy's default, and a margin at which the other mix reaches the aim for deadlines.
+const MARGIN: f64 = 5.0;
+const MORE: f64 = 15.0;
+
 pub fn rows() -> Vec<Row> {
     let seeds: Vec<u64> = SEEDS.collect();
-    let pair = |mix| (run(&seeds, mix, false), run(&seeds, mix, true));
+    let pair = |mix| {
+        (
+            run(&seeds, mix, How::Margin(MARGIN)),
+            run(&seeds, mix, How::Strict),
+        )
+    };
     let (enough, first) = pair(Mix::Split);
     let (enough_published, first_published) = pair(Mix::AsPublished);
+    let more_published = run(&seeds, Mix::AsPublished, How::Margin(MORE));
     let below =
         |one: &Outcome, other: &Outcome| 100.0 * (1.0 - one.rest_p95_s() / other.rest_p95_s());
     let all = f64::INFINITY;
@@ -206,6 +233,18 @@ pub fn rows() -> Vec<Row> {
             "karuna_as_published_rest_p95_below_strict_pct",
             below(&enough_published, &first_published),
             "% below strict priority, the same mix (aim 25)",
+            Limit::AtMost(all),
+        ),
+        Row::new(
+            "karuna_as_published_margin_15_slo_missed_pct",
+            more_published.missed_pct(),
+            "% of the deadlines, the same mix, 15 % more than just enough (aim 5.8)",
+            Limit::AtMost(all),
+        ),
+        Row::new(
+            "karuna_as_published_margin_15_rest_p95_below_strict_pct",
+            below(&more_published, &first_published),
+            "% below strict priority, the same (aim 25)",
             Limit::AtMost(all),
         ),
         Row::new(
