@@ -21,6 +21,8 @@ pub mod hived;
 pub mod mlfs;
 #[path = "swayam.rs"]
 pub mod swayam;
+#[path = "themis.rs"]
+pub mod themis;
 
 /// What a figure may be.
 #[derive(Clone, Copy)]
@@ -67,6 +69,7 @@ pub const SYSTEMS: &[System] = &[
     heterog::SYSTEM,
     hived::SYSTEM,
     carbyne::SYSTEM,
+    themis::SYSTEM,
     swayam::SYSTEM,
 ];
 

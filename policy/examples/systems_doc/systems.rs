@@ -154,10 +154,11 @@ pub const SYSTEMS: &[System] = &[
     System {
         name: "Themis (NSDI'20)",
         mechanism: &[],
-        simulator: &[ORDERS],
+        simulator: &[ORDERS, Script("scripts/sim/systems --only themis")],
         live: &[LIVE],
         fitted: "",
-        missing: "its auction; greatest rho of 10 or less",
+        missing: "its auction; greatest rho of 10 or less in rounds of 300 s, where a job of 21 s waits \
+                  for its round (11.1)",
     },
     System {
         name: "Salus (MLSys'20)",
