@@ -19,6 +19,8 @@ pub mod heterog;
 pub mod hived;
 #[path = "mlfs.rs"]
 pub mod mlfs;
+#[path = "sia.rs"]
+pub mod sia;
 #[path = "swayam.rs"]
 pub mod swayam;
 #[path = "themis.rs"]
@@ -68,6 +70,7 @@ pub const SYSTEMS: &[System] = &[
     mlfs::SYSTEM,
     heterog::SYSTEM,
     hived::SYSTEM,
+    sia::SYSTEM,
     carbyne::SYSTEM,
     themis::SYSTEM,
     swayam::SYSTEM,

@@ -21,7 +21,7 @@ use policy::cluster::fair::Sensitivity;
 use policy::cluster::{GpuType, Job, JobType, PairTable, Profile};
 
 pub use elasticflow::read_curves;
-pub use gavel::{read_isolated, read_pairs};
+pub use gavel::{Isolated, SoloSpeed, read_isolated, read_pairs};
 pub use requests::{Request, TokenCost, read_requests};
 pub use synergy::read_sensitivity;
 use table::Table;

@@ -377,13 +377,16 @@ pub const SYSTEMS: &[System] = &[
             "policy/src/cluster/sizer/sia.rs",
             "six_jobs_are_divided_as_well_as_by_trying_everything",
         )],
-        simulator: &[Test(
-            "policy/src/cluster/sizer/sia.rs",
-            "who_gains_most_from_the_fast_type_gets_it",
-        )],
+        simulator: &[
+            Test(
+                "policy/src/cluster/sizer/sia.rs",
+                "who_gains_most_from_the_fast_type_gets_it",
+            ),
+            Script("scripts/sim/systems --only sia"),
+        ],
         live: &[],
         fitted: "",
-        missing: "live: refused; three types against Pollux; its time at 64 GPUs",
+        missing: "live: refused; its own workloads, which carry no licence",
     },
     System {
         name: "DRF (NSDI'11)",
