@@ -37,7 +37,7 @@ def plan():
     lines = ["[experiment]", "repeat = 1", 'warm_up = "1s"', 'measured = "6s"', ""]
     for kind in BURSTS:
         command = ", ".join(f'"{word}"' for word in load(kind, 1_000_000))
-        lines += ["[[job]]", f'name = "{kind}"', f"command = [{command}]", 'mem = "6GiB"', f"share = {SHARE}", 'progress = "launches"', ""]
+        lines += ["[[job]]", f'name = "{kind}"', f'kind = "{kind}"', f"command = [{command}]", 'mem = "6GiB"', f"share = {SHARE}", 'progress = "launches"', ""]
     return "\n".join(lines)
 
 
@@ -51,8 +51,9 @@ def measure(site):
     env = {**site.env_of("measure"), "PATH": f"{site.bin}:{os.environ['PATH']}"}
     words = [site.bin / "sublet", "interfere", file, "--sim", "--out", site.dir / "twelve-pairs", "--feed", site.url, "--token-file", site.token]
     done = subprocess.run([str(w) for w in words], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE)
-    if done.returncode or "pairs taken" not in done.stdout:
-        raise Failure(f"sublet interfere: {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
+    said = done.stdout + done.stderr
+    if done.returncode or "3 pairs taken" not in said:
+        raise Failure(f"sublet interfere: {done.returncode}: {said[-2000:]}")
 
 
 def completions(site, options, plain):

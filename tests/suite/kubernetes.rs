@@ -153,15 +153,24 @@ impl Node {
 
     /// Nothing is left of any pod.
     fn is_clean(&self) -> bool {
-        self.sandbox
-            .jobs()
-            .iter()
-            .all(|job| job.state == control::JobState::Gone)
-            && self.cdi_files().is_empty()
-            && ["dra", "device-plugin"].iter().all(|state| {
-                let entries = fs::read_dir(self.sandbox.path(state)).into_iter().flatten();
-                entries.flatten().all(|entry| entry.file_name() == "lock")
-            })
+        self.left().is_empty()
+    }
+
+    /// What is left of pods: jobs, CDI files, records.
+    fn left(&self) -> Vec<String> {
+        let jobs = self.sandbox.jobs().into_iter();
+        let jobs = jobs.filter(|job| job.state != control::JobState::Gone);
+        let mut left: Vec<String> = jobs.map(|job| format!("job {}", job.name)).collect();
+        let mut paths = self.cdi_files();
+        for state in ["dra", "device-plugin"] {
+            let entries = fs::read_dir(self.sandbox.path(state)).into_iter().flatten();
+            let entries = entries
+                .flatten()
+                .filter(|entry| entry.file_name() != "lock");
+            paths.extend(entries.map(|entry| entry.path()));
+        }
+        left.extend(paths.iter().map(|path| path.display().to_string()));
+        left
     }
 }
 
