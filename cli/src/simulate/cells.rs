@@ -81,7 +81,8 @@ fn row(asks: &[Ask], [of, private]: [&[Happened]; 2], tenant: usize) -> Row {
     Row {
         requests: mine().count(),
         never: mine().count() - waits.len(),
-        mean_s: waits.iter().sum::<f64>() / waits.len().max(1) as f64,
+        // An empty sum is minus zero.
+        mean_s: (0.0 + waits.iter().sum::<f64>()) / waits.len().max(1) as f64,
         most_s: waits.iter().copied().fold(0.0, f64::max),
         later: later.count(),
     }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::fixture::{Fixture, Outcome};
 
 /// The commands that take `--json`, with what each is given here besides.
-const COMMANDS: [(&str, &str); 23] = [
+const COMMANDS: [(&str, &str); 25] = [
     ("cluster jobs", ""),
     ("cluster log", ""),
     ("cluster status", ""),
@@ -29,8 +29,10 @@ const COMMANDS: [(&str, &str); 23] = [
     ("resume", "train"),
     ("set", "train --share 50%"),
     ("simulate", "--trace trace.csv --cluster 1xV100"),
+    ("simulate cells", "--trace trace.csv --nodes 4"),
     ("simulate plan", "model.toml"),
     ("simulate policies", ""),
+    ("simulate serve", "requests.csv --within 2"),
     (
         "simulate what-if",
         "--trace trace.csv --cluster 1xV100 --sla 1x:1,2x:0.5",
@@ -113,6 +115,7 @@ fn every_command_that_takes_json_prints_one_object_with_its_schema() {
         "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n\
          1,1,0,10,resnet50,100,1\n",
     );
+    fixture.write("requests.csv", "arrival_s,service_s\n0,1\n1,1\n");
     let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
     std::fs::copy(
         format!("{examples}/plans/vgg16.toml"),
