@@ -23,6 +23,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Office;
 use super::conversation::{Asker, Caller, converse};
 use super::routes;
+use crate::container::Origin;
 use crate::descriptors::{self, Descriptors};
 use crate::desk::Counter;
 use crate::who::Peer;
@@ -46,6 +47,10 @@ const STEP: u64 = 16;
 const IDLE: Duration = Duration::from_millis(100);
 /// TIMEOUT: connections that end give descriptors and places back within a moment.
 const AGAIN: Duration = Duration::from_millis(20);
+
+/// Where there are no descriptors to look at somebody with, they are waited for so long. TIMEOUT: a
+/// connection that was just taken in can give way by then.
+const SHORT: Duration = Duration::from_millis(200);
 
 /// Of the descriptors that there may be, connections take a part of this size at most.
 const PART: u64 = 4;
@@ -341,12 +346,34 @@ pub struct Local {
     listener: UnixListener,
     /// Given up where there are no others, to find out who has come.
     kept: Descriptors,
+    /// Those of them that are silent give way where that is not enough.
+    open: Arc<Connections>,
 }
 
 impl Local {
     /// Of this socket.
-    pub fn new(listener: UnixListener, kept: Descriptors) -> Self {
-        Self { listener, kept }
+    pub fn new(listener: UnixListener, kept: Descriptors, open: Arc<Connections>) -> Self {
+        Self {
+            listener,
+            kept,
+            open,
+        }
+    }
+
+    /// Who has connected.
+    async fn look_at(&self, stream: &UnixStream) -> io::Result<Peer> {
+        let end = Instant::now() + SHORT;
+        loop {
+            let peer = Peer::of(stream, || self.kept.give_up())?;
+            if peer.origin != Origin::NotLookedAt || Instant::now() >= end {
+                return Ok(peer);
+            }
+            if self.open.make_way() {
+                self.open.wait_for_space().await;
+            } else {
+                sleep(AGAIN).await;
+            }
+        }
     }
 }
 
@@ -360,7 +387,7 @@ impl Entrance for Local {
             }
             accepted => accepted?,
         };
-        let peer = Peer::of(&stream, || self.kept.give_up());
+        let peer = self.look_at(&stream).await;
         self.kept.keep();
         let Ok(peer) = peer else {
             return Ok(None);

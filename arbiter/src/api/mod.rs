@@ -123,7 +123,8 @@ impl Api {
             async move || match tokio::net::UnixListener::from_std(listener) {
                 Ok(listener) => {
                     tokio::spawn(stream::pass_on(Arc::clone(&office)));
-                    serve(Local::new(listener, kept), office).await;
+                    let open = Arc::clone(&office.connections);
+                    serve(Local::new(listener, kept, open), office).await;
                 }
                 Err(error) => tracing::error!("nobody can connect to the API: {error}"),
             },
