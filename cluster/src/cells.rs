@@ -350,14 +350,19 @@ mod tests {
         happened.iter().map(|one| one.waited_s).collect()
     }
 
+    /// Nodes of one GPU, and two tenants, each with one cell of this level.
+    fn two_tenants(nodes: usize, level: usize) -> Reservations {
+        Reservations {
+            nodes,
+            node_level: 2,
+            reserved: vec![vec![level], vec![level]],
+        }
+    }
+
     #[test]
     fn quarters_of_two_tenants_fill_a_gpu() {
         // One GPU; each tenant owns half of it.
-        let half = Reservations {
-            nodes: 1,
-            node_level: 2,
-            reserved: vec![vec![1], vec![1]],
-        };
+        let half = two_tenants(1, 1);
         let asks = [
             ask(0, 0.0, 10.0, 1),
             ask(0, 0.0, 10.0, 1),
@@ -372,11 +377,7 @@ mod tests {
 
     #[test]
     fn who_borrows_goes_when_the_owner_comes_and_goes_on_where_it_was() {
-        let half = Reservations {
-            nodes: 1,
-            node_level: 2,
-            reserved: vec![vec![1], vec![1]],
-        };
+        let half = two_tenants(1, 1);
         let borrower = Ask {
             opportunistic: true,
             ..ask(0, 0.0, 10.0, 4)
@@ -395,11 +396,7 @@ mod tests {
     #[test]
     fn a_reserved_gpu_is_whole_whatever_others_left_on_theirs() {
         // Two nodes of one GPU. Each tenant is promised four quarters.
-        let one_each = Reservations {
-            nodes: 2,
-            node_level: 2,
-            reserved: vec![vec![2], vec![2]],
-        };
+        let one_each = two_tenants(2, 2);
         let asks = [
             ask(0, 0.0, 1.0, 2),
             ask(0, 0.0, 100.0, 2),

@@ -235,7 +235,7 @@ mod tests {
             ),
             (
                 good,
-                &["--within", "1", "--context-token", "-1"],
+                &["--within", "1", "--context-token=-1"],
                 "--context-token",
             ),
             ("arrival_s,service_s\n", &["--within", "1"], "no request"),
@@ -252,14 +252,7 @@ mod tests {
                 "takes any time",
             ),
         ] {
-            let more: Vec<&str> = more.to_vec();
-            // A negative number is the value of its option.
-            let more: Vec<String> = match more.as_slice() {
-                [a, b, c, d] if d.starts_with('-') => vec![format!("{a}={b}"), format!("{c}={d}")],
-                more => more.iter().map(|word| (*word).to_owned()).collect(),
-            };
-            let more: Vec<&str> = more.iter().map(String::as_str).collect();
-            let line = served(text, &more).unwrap_err().line();
+            let line = served(text, more).unwrap_err().line();
             assert!(line.contains(words), "{words}: {line}");
         }
     }

@@ -7,14 +7,12 @@
 
 use std::path::Path;
 
-use cluster::sim::{Fate, Simulation};
-use cluster::sweep::context;
+use cluster::sim::Fate;
 use cluster::trace::{Options, Trace};
-use policy::cluster::Choice;
 use policy::cluster::fair::equal_parts;
 
 use super::Limit::{AtMost, Reported};
-use super::{System, load, mean, rounds, row};
+use super::{System, fates, load, mean, rounds, row};
 
 pub const SYSTEM: System = System {
     name: "carbyne",
@@ -120,16 +118,7 @@ fn figures(data: &Path) -> Vec<f64> {
         let fair_s = fair_ends_s(&trace, f64::from(spec.gpus()));
         let config = rounds(ROUND_S);
         let orders = ["carbyne", "drf", "srtf"];
-        let one = |order: &&str| {
-            let choice = Choice::new(order, "anywhere");
-            let context = context(&trace, &spec, &[], &config);
-            let scheduler = choice
-                .scheduler(&context, config.seed)
-                .expect("policies that act");
-            let run = Simulation::new(&trace, spec.state(), scheduler, config.clone());
-            let outcome = run.and_then(|run| run.run(|_| {})).expect("the run");
-            against(&outcome.fates, &fair_s)
-        };
+        let one = |order: &&str| against(&fates(&trace, &spec, &config, order), &fair_s);
         orders.iter().map(one).collect()
     };
     let (a, b) = (of(("6c71a0", "96xV100")), of(("ee9e8c", "80xV100")));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cluster::report::Report;
-use cluster::sim::{Config, Simulation};
+use cluster::sim::{Config, Fate, Outcome, Simulation};
 use cluster::spec::ClusterSpec;
 use cluster::sweep::context;
 use cluster::trace::{self, Options, Trace};
@@ -93,10 +93,7 @@ pub fn load(data: &Path, file: &str, cluster: &str, options: Options) -> (Trace,
 
 /// A run under policies by name.
 pub fn run(trace: &Trace, spec: &ClusterSpec, config: &Config, choice: &Choice) -> Report {
-    let scheduler = choice
-        .scheduler(&context(trace, spec, &[], config), config.seed)
-        .expect("policies that act");
-    run_with(trace, spec, config, scheduler)
+    run_with(trace, spec, config, scheduler(trace, spec, config, choice))
 }
 
 /// A run under this scheduler.
@@ -106,9 +103,24 @@ pub fn run_with(
     config: &Config,
     scheduler: Scheduler,
 ) -> Report {
+    Report::of(&outcome(trace, spec, config, scheduler))
+}
+
+/// What becomes of each job under an order, on whatever GPUs are free.
+pub fn fates(trace: &Trace, spec: &ClusterSpec, config: &Config, order: &str) -> Vec<Fate> {
+    let scheduler = scheduler(trace, spec, config, &Choice::new(order, "anywhere"));
+    outcome(trace, spec, config, scheduler).fates
+}
+
+fn scheduler(trace: &Trace, spec: &ClusterSpec, config: &Config, choice: &Choice) -> Scheduler {
+    let context = context(trace, spec, &[], config);
+    let scheduler = choice.scheduler(&context, config.seed);
+    scheduler.expect("policies that act")
+}
+
+fn outcome(trace: &Trace, spec: &ClusterSpec, config: &Config, scheduler: Scheduler) -> Outcome {
     let simulation = Simulation::new(trace, spec.state(), scheduler, config.clone());
-    let outcome = simulation.and_then(|run| run.run(|_| {})).expect("the run");
-    Report::of(&outcome)
+    simulation.and_then(|run| run.run(|_| {})).expect("the run")
 }
 
 /// Decisions in rounds of so many seconds.

@@ -207,7 +207,7 @@ pub fn rows(seeds: &[u64]) -> Vec<Row> {
             "share_error_50ms_points",
             most(|w| w.error_points, &mut long.iter()),
             "points in the worst second, kernels of 10 us to 50 ms",
-            Limit::AtMost(f64::INFINITY),
+            Limit::Reported,
         ),
         Row::new(
             "share_error_over_bound_points",

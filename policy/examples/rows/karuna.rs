@@ -203,7 +203,6 @@ pub fn rows() -> Vec<Row> {
     let more_published = run(&seeds, Mix::AsPublished, How::Margin(MORE));
     let below =
         |one: &Outcome, other: &Outcome| 100.0 * (1.0 - one.rest_p95_s() / other.rest_p95_s());
-    let all = f64::INFINITY;
     vec![
         Row::new(
             "karuna_slo_missed_pct",
@@ -221,37 +220,37 @@ pub fn rows() -> Vec<Row> {
             "karuna_strict_slo_missed_pct",
             first.missed_pct(),
             "% of the deadlines under strict priority",
-            Limit::AtMost(all),
+            Limit::Reported,
         ),
         Row::new(
             "karuna_as_published_slo_missed_pct",
             enough_published.missed_pct(),
             "% of the deadlines, 70 of 100 jobs with one, of all lengths (aim 5.8)",
-            Limit::AtMost(all),
+            Limit::Reported,
         ),
         Row::new(
             "karuna_as_published_rest_p95_below_strict_pct",
             below(&enough_published, &first_published),
             "% below strict priority, the same mix (aim 25)",
-            Limit::AtMost(all),
+            Limit::Reported,
         ),
         Row::new(
             "karuna_as_published_margin_15_slo_missed_pct",
             more_published.missed_pct(),
             "% of the deadlines, the same mix, 15 % more than just enough (aim 5.8)",
-            Limit::AtMost(all),
+            Limit::Reported,
         ),
         Row::new(
             "karuna_as_published_margin_15_rest_p95_below_strict_pct",
             below(&more_published, &first_published),
             "% below strict priority, the same (aim 25)",
-            Limit::AtMost(all),
+            Limit::Reported,
         ),
         Row::new(
             "karuna_as_published_strict_slo_missed_pct",
             first_published.missed_pct(),
             "% of the deadlines under strict priority, the same mix",
-            Limit::AtMost(all),
+            Limit::Reported,
         ),
     ]
 }

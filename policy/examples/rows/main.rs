@@ -49,7 +49,7 @@ fn main() -> ExitCode {
 
 fn as_json(row: &Row) -> String {
     let (budget, at_least) = match row.limit {
-        Limit::AtMost(most) if most.is_infinite() => ("null".to_owned(), false),
+        Limit::Reported => ("null".to_owned(), false),
         Limit::AtMost(most) => (most.to_string(), false),
         Limit::AtLeast(least) => (least.to_string(), true),
     };

@@ -22,7 +22,8 @@ pub struct Row {
 
 #[derive(Clone, Copy)]
 pub enum Limit {
-    /// Infinite: reported, and no limit.
+    /// It is printed, and nothing is asked of it.
+    Reported,
     AtMost(f64),
     AtLeast(f64),
 }
@@ -39,6 +40,7 @@ impl Row {
 
     pub fn holds(&self) -> bool {
         match self.limit {
+            Limit::Reported => true,
             Limit::AtMost(most) => self.value <= most,
             Limit::AtLeast(least) => self.value >= least,
         }
@@ -46,7 +48,7 @@ impl Row {
 
     pub fn verdict(&self) -> String {
         match self.limit {
-            Limit::AtMost(most) if most.is_infinite() => "-".to_owned(),
+            Limit::Reported => "-".to_owned(),
             Limit::AtMost(most) => format!("{} {most}", if self.holds() { "<=" } else { "NOT <=" }),
             Limit::AtLeast(least) => {
                 format!("{} {least}", if self.holds() { ">=" } else { "NOT >=" })

@@ -425,6 +425,29 @@ fn those_who_know_the_token_get_in_past_any_crowd() {
     );
 }
 
+/// An address at which a session with the hook can be had, and its end: two questions and their
+/// answers, each of which `pass` may hold up or change.
+fn relay(
+    hook: SocketAddr,
+    pass: impl Fn(usize, String) -> String + Send + 'static,
+) -> (String, std::thread::JoinHandle<()>) {
+    let middle = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", middle.local_addr().unwrap());
+    let relay = std::thread::spawn(move || {
+        let (mut asks, _) = middle.accept().unwrap();
+        let mut hook = std::net::TcpStream::connect(hook).unwrap();
+        let mut chunk = [0; 64 << 10];
+        for at in 0..2 {
+            let count = asks.read(&mut chunk).unwrap();
+            hook.write_all(&chunk[..count]).unwrap();
+            let count = hook.read(&mut chunk).unwrap();
+            let answer = String::from_utf8(chunk[..count].to_vec()).unwrap();
+            asks.write_all(pass(at, answer).as_bytes()).unwrap();
+        }
+    });
+    (url, relay)
+}
+
 #[test]
 fn a_hook_that_answers_late_is_waited_for_and_a_silent_one_is_not() {
     const CONNECTING: Duration = Duration::from_secs(2);
@@ -443,19 +466,11 @@ fn a_hook_that_answers_late_is_waited_for_and_a_silent_one_is_not() {
     // connection may.
     let dir = tempfile::tempdir().unwrap();
     let address = served(dir.path());
-    let middle = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", middle.local_addr().unwrap());
-    let relay = std::thread::spawn(move || {
-        let (mut asks, _) = middle.accept().unwrap();
-        let mut hook = std::net::TcpStream::connect(address).unwrap();
-        let mut chunk = [0; 64 << 10];
-        for delay in [Duration::ZERO, CONNECTING + Duration::from_millis(200)] {
-            let count = asks.read(&mut chunk).unwrap();
-            hook.write_all(&chunk[..count]).unwrap();
-            let count = hook.read(&mut chunk).unwrap();
-            std::thread::sleep(delay);
-            asks.write_all(&chunk[..count]).unwrap();
+    let (url, relay) = relay(address, |at, answer| {
+        if at == 1 {
+            std::thread::sleep(CONNECTING + Duration::from_millis(200));
         }
+        answer
     });
     let client = Client::new(&url, TOKEN, patience).unwrap();
     let mut client = client.connecting_within(CONNECTING);
@@ -470,29 +485,16 @@ fn an_answer_of_somebody_else_is_not_listened_to() {
     let address = served(dir.path());
     // It forwards what it receives, so that the session is genuine, and alters the answer to
     // the request.
-    let middle = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", middle.local_addr().unwrap());
-    let relay = std::thread::spawn(move || {
-        let (mut asks, _) = middle.accept().unwrap();
-        let mut hook = std::net::TcpStream::connect(address).unwrap();
-        let mut chunk = [0; 64 << 10];
-        for at in 0..2 {
-            let count = asks.read(&mut chunk).unwrap();
-            hook.write_all(&chunk[..count]).unwrap();
-            let count = hook.read(&mut chunk).unwrap();
-            let mut text = String::from_utf8(chunk[..count].to_vec()).unwrap();
-            if at == 1 {
-                text = text.replace("[]", "{}");
-            }
-            asks.write_all(text.as_bytes()).unwrap();
-        }
+    let (url, relay) = relay(address, |at, answer| match at {
+        0 => answer,
+        _ => answer.replace("[]", "{}"),
     });
     let mut client = Client::new(&url, TOKEN, Duration::from_secs(60)).unwrap();
     let error = client
         .ask::<(), serde_json::Value>("GET", "/v1/jobs", None)
         .unwrap_err();
     assert!(matches!(error, ClientError::Forged { .. }), "{error}");
-    relay.join().unwrap();
+    testbed::join(relay);
 }
 
 #[test]
