@@ -1,8 +1,8 @@
 //! Between a Kubernetes node and its arbiter.
 //!
-//! Kubernetes decides where; the arbiter enforces. What is here translates: a kubelet's calls into
-//! registrations, devices of the arbiter into resources of the node, and a pod's wishes into an
-//! answer for its scheduler. It knows no slices and no policy.
+//! Kubernetes decides where; the arbiter enforces. What is here translates: calls of a kubelet or a
+//! container runtime into registrations, devices of the arbiter into resources of the node, and a
+//! pod's wishes into an answer for its scheduler. It knows no slices and no policy.
 //!
 //! Runs beside the kubelet, in processes of its own: nothing of it, no runtime of futures either,
 //! is in the arbiter or in a job.
@@ -20,6 +20,7 @@ pub mod advice;
 pub mod api;
 pub mod cdi;
 pub mod claim;
+pub mod container;
 pub mod device_plugin;
 pub mod dra;
 pub mod event;
@@ -31,6 +32,7 @@ pub mod grpc;
 pub mod holder;
 pub mod http_server;
 pub mod node;
+pub mod nri;
 pub mod objects;
 pub mod picture;
 pub mod pods;
@@ -42,6 +44,7 @@ pub mod serve;
 pub mod shares;
 pub mod slices;
 pub mod sockets;
+pub mod ttrpc;
 pub mod units;
 
 /// Name of the driver, and domain of every name that is ours.
@@ -50,6 +53,10 @@ pub const DRIVER: &str = "sublet.dev";
 pub const RESOURCE: &str = "sublet.dev/gpu-mem-gib";
 /// Part of the device's time, between 0 and 1.
 pub const SHARE_ANNOTATION: &str = "sublet.dev/share";
+/// Memory on the GPU that a container gets by the NRI plugin, such as 8Gi.
+pub const MEMORY_ANNOTATION: &str = "sublet.dev/gpu-mem";
+/// What a resize of the container changes as well: `cpu`, `memory`, or both.
+pub const RESIZE_ANNOTATION: &str = "sublet.dev/resize";
 /// The device that the extender chose, by UUID; pods without it take the kubelet's.
 pub const DEVICE_ANNOTATION: &str = "sublet.dev/gpu";
 /// Why it chose so; for people.

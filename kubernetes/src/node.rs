@@ -177,7 +177,16 @@ impl Node {
     /// # Errors
     /// [`HoldError`]
     pub fn set_share(&self, job: &str, share: f64) -> Result<(), HoldError> {
+        self.set(job, None, share)
+    }
+
+    /// Changes a job's quota, where there is another one, and its part of the time.
+    ///
+    /// # Errors
+    /// [`HoldError`]; both are as they were then.
+    pub fn set(&self, job: &str, memory_bytes: Option<u64>, share: f64) -> Result<(), HoldError> {
         let settings = JobSettings {
+            mem: memory_bytes.map(MemLimit::Bytes),
             share: (share > 0.0).then_some(share),
             class: Some(class(share)),
             ..JobSettings::default()

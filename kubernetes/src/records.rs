@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
+use crate::container::Basis;
 use crate::files;
 
 /// One claim, or one container's allocation.
@@ -31,6 +32,8 @@ pub struct Record {
     pub made: u64,
     /// Whose it is; of units only, since the kubelet has listed them.
     pub pod: Option<Pod>,
+    /// What a resize is measured by; of the NRI plugin's containers only.
+    pub basis: Option<Basis>,
 }
 
 impl Record {

@@ -19,6 +19,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use crate::device_plugin::Plugin;
 use crate::dra::Driver;
 use crate::grpc::{self, Service};
+use crate::nri::{self, session};
 use crate::proto::device_plugin as v1beta1;
 use crate::proto::plugin_registration::{DRA_PLUGIN, PluginInfo, RegistrationStatus};
 use crate::slices::Slice;
@@ -31,6 +32,9 @@ const LOOKS: Duration = Duration::from_millis(250);
 const TENDS: Duration = Duration::from_secs(1);
 /// TIMEOUT: a kubelet dials the plugin before it answers.
 const REGISTRATION: Duration = Duration::from_secs(20);
+
+/// How long a container runtime that has gone is left alone, at first and at most.
+const AWAY: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(5)];
 
 /// Prints what is wrong once, as long as it stays so.
 #[derive(Debug, Default)]
@@ -187,6 +191,43 @@ async fn register(kubelet: &Path, endpoint: &str) -> Result<(), String> {
     answer
         .map(drop)
         .map_err(|status| status.message().to_owned())
+}
+
+/// Answers the container runtime whose NRI socket this is, and again where that starts anew.
+///
+/// # Errors
+/// It cannot begin. Once it has begun it ends with its process.
+pub fn nri(socket: &Path, name: &session::Name, plugin: nri::Plugin) -> io::Result<()> {
+    let plugin = Arc::new(plugin);
+    runtime()?.block_on(async {
+        let tended = Arc::clone(&plugin);
+        tokio::spawn(async move {
+            let mut tending = Tending::default();
+            loop {
+                let plugin = Arc::clone(&tended);
+                let tend = || {
+                    let tended = spawn_blocking(move || plugin.tend(Instant::now()));
+                    async move { tended.await.unwrap_or_default() }
+                };
+                tending.look(tend).await;
+                tokio::time::sleep(LOOKS).await;
+            }
+        });
+        let [first, longest] = AWAY;
+        let (mut said, mut wait) = (Said::default(), first);
+        loop {
+            let ended = session::serve(socket, name, &plugin).await;
+            if plugin.is_synchronized() {
+                (said, wait) = (Said::default(), first);
+            }
+            said.say(vec![format!(
+                "the runtime at {}: {ended}; it is tried again",
+                socket.display()
+            )]);
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(longest);
+        }
+    })
 }
 
 /// Serves the DRA driver beside the kubelet whose directory this is.

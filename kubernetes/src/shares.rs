@@ -283,24 +283,45 @@ impl Shares {
     /// # Errors
     /// [`ShareError`]; it is as it was then, as far as the arbiter can be asked.
     pub fn set_share(&self, key: &str, made: u64, share: f64) -> Result<(), ShareError> {
+        self.resize(key, made, None, share)
+    }
+
+    /// Changes the quota as well, where there is another one.
+    ///
+    /// # Errors
+    /// As [`set_share`](Self::set_share).
+    pub fn resize(
+        &self,
+        key: &str,
+        made: u64,
+        memory_bytes: Option<u64>,
+        share: f64,
+    ) -> Result<(), ShareError> {
         let mut state = self.state.lock();
-        let Some(record) = state.known.get_mut(key) else {
+        let Some(record) = state.known.get_mut(key).filter(|r| r.made == made) else {
             return Ok(());
         };
-        if record.made != made || record.shares.iter().all(|part| part.share == share) {
-            return Ok(());
-        }
         let mut changed = record.clone();
         for part in &mut changed.shares {
-            if let Some(job) = part.job.as_ref().filter(|_| part.share != share) {
-                self.node.set_share(&job.name, share)?;
+            let memory_bytes = memory_bytes.filter(|bytes| part.memory_bytes != *bytes);
+            if memory_bytes.is_none() && part.share == share {
+                continue;
+            }
+            if let Some(job) = &part.job {
+                self.node.set(&job.name, memory_bytes, share)?;
             }
             part.share = share;
+            part.memory_bytes = memory_bytes.unwrap_or(part.memory_bytes);
+        }
+        if changed == *record {
+            return Ok(());
         }
         if let Err(error) = self.records.write(&changed) {
             for part in &record.shares {
                 if let Some(job) = &part.job {
-                    let _ = self.node.set_share(&job.name, part.share);
+                    let _ = self
+                        .node
+                        .set(&job.name, Some(part.memory_bytes), part.share);
                 }
             }
             return Err(error.into());

@@ -306,7 +306,15 @@ pub const CRATES: [Crate; 18] = [
         floors: &[
             (
                 "names; messages; amounts",
-                &["lib", "files", "fit", "http_server", "proto", "quantity"],
+                &[
+                    "lib",
+                    "container",
+                    "files",
+                    "fit",
+                    "http_server",
+                    "proto",
+                    "quantity",
+                ],
             ),
             (
                 "the wire; files; the API server; the hook",
@@ -319,6 +327,7 @@ pub const CRATES: [Crate; 18] = [
                     "records",
                     "registration",
                     "sockets",
+                    "ttrpc",
                 ],
             ),
             ("a process for each share", &["holder"]),
@@ -331,7 +340,7 @@ pub const CRATES: [Crate; 18] = [
             ),
             (
                 "what is served",
-                &["device_plugin", "dra", "extender", "follow"],
+                &["device_plugin", "dra", "extender", "follow", "nri"],
             ),
             ("the processes", &["serve"]),
         ],

@@ -7,7 +7,9 @@ mod devices;
 mod dra;
 mod kubelet;
 mod manifests;
+mod nri;
 mod raw;
+mod runtime;
 mod scheduler;
 
 use std::fs;

@@ -22,6 +22,8 @@ pub enum KubernetesCommand {
     DevicePlugin(Box<DevicePlugin>),
     /// Serve the kubelet claims of parts of GPUs (DRA with consumable capacity)
     Dra(Box<Dra>),
+    /// Give containers a quota and a share as annotations of their pods say (NRI)
+    Nri(Box<Nri>),
     /// Answer Kubernetes' scheduler which node and which GPU a pod should have
     Extender(Extender),
     /// Keep a share's job; the plugins start this
@@ -46,9 +48,6 @@ pub struct Server {
 /// What containers are given.
 #[derive(Debug, Args)]
 pub struct Containers {
-    /// Directory of CDI specifications that the container runtime reads
-    #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
-    pub cdi_dir: PathBuf,
     /// Where host and containers have the preload library; put there from this installation
     /// [default: where it is]
     #[arg(long, value_name = "FILE")]
@@ -66,6 +65,14 @@ pub struct Containers {
     /// Use this driver library instead of searching for libcuda.so.1
     #[arg(long, value_name = "FILE", conflicts_with = "sim")]
     pub driver: Option<PathBuf>,
+}
+
+/// Where containers are given it.
+#[derive(Debug, Args)]
+pub struct Cdi {
+    /// Directory of CDI specifications that the container runtime reads
+    #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
+    pub cdi_dir: PathBuf,
 }
 
 /// Registers with the kubelet, and again where that starts anew. Pods keep what they have while
@@ -102,6 +109,8 @@ pub struct DevicePlugin {
     #[command(flatten)]
     pub server: Server,
     #[command(flatten)]
+    pub cdi: Cdi,
+    #[command(flatten)]
     pub containers: Containers,
 }
 
@@ -124,7 +133,38 @@ pub struct Dra {
     #[command(flatten)]
     pub server: Server,
     #[command(flatten)]
+    pub cdi: Cdi,
+    #[command(flatten)]
     pub containers: Containers,
+}
+
+/// Registers with the container runtime, and again where that starts anew. A container whose
+/// annotations are wrong, or that the arbiter refuses, does not start. Containers keep what they
+/// have while this does not run; those that start then have no limits.
+#[derive(Debug, Args)]
+pub struct Nri {
+    /// The runtime's NRI socket
+    #[arg(long, value_name = "FILE", default_value = "/var/run/nri/nri.sock")]
+    pub socket: PathBuf,
+    /// When this is asked, among a runtime's plugins: two digits, the lowest first
+    #[arg(long, value_name = "NN", default_value = "10", value_parser = index)]
+    pub index: String,
+    /// Where this keeps what it has given
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/lib/sublet/kubernetes/nri"
+    )]
+    pub state: PathBuf,
+    #[command(flatten)]
+    pub containers: Containers,
+}
+
+fn index(text: &str) -> Result<String, String> {
+    match text.as_bytes() {
+        [a, b] if a.is_ascii_digit() && b.is_ascii_digit() => Ok(text.to_owned()),
+        _ => Err("write two digits, such as 10".into()),
+    }
 }
 
 /// With --cluster it asks that hook which of the GPUs that fit a pod should have. Everybody who

@@ -1,4 +1,5 @@
-//! `sublet kubernetes`: the processes beside a kubelet and beside Kubernetes' scheduler.
+//! `sublet kubernetes`: the processes beside a kubelet, a container runtime and Kubernetes'
+//! scheduler.
 
 pub mod args;
 mod hook;
@@ -17,15 +18,16 @@ use kubernetes::cdi::Folder;
 use kubernetes::device_plugin::{Delivery, Plugin};
 use kubernetes::dra::Driver;
 use kubernetes::node::{Node, Simulated};
+use kubernetes::nri::session::Name;
 use kubernetes::pods::{Cluster, Kubelet};
 use kubernetes::records::Records;
 use kubernetes::shares::Shares;
-use kubernetes::{extender, files, holder, http_server, serve};
+use kubernetes::{extender, files, holder, http_server, nri, serve};
 
 use crate::exit::Result;
 use crate::run::driver::{self, Wish};
 use crate::run::install::Install;
-use args::{Containers, DevicePlugin, Dra, Extender, KubernetesCommand, Server};
+use args::{Containers, DevicePlugin, Dra, Extender, KubernetesCommand, Nri, Server};
 
 const UNNAMED: &str = "the name of this node is not known: give --node, or set NODE_NAME";
 
@@ -37,6 +39,7 @@ pub fn kubernetes(args: &args::Kubernetes) -> Result<String> {
     match &args.command {
         KubernetesCommand::DevicePlugin(args) => device_plugin(args)?,
         KubernetesCommand::Dra(args) => dra(args)?,
+        KubernetesCommand::Nri(args) => nri(args)?,
         KubernetesCommand::Extender(args) => extend(args)?,
         KubernetesCommand::Hold => {
             holder::run().context("no plugin has asked this process to keep a job")?
@@ -51,7 +54,7 @@ fn device_plugin(args: &DevicePlugin) -> anyhow::Result<()> {
         (Some(_), None) => bail!("{UNNAMED}"),
         (None, _) => None,
     };
-    let shares = shares(&args.containers, &args.state, "plugin")?;
+    let shares = shares(&args.containers, &args.cdi.cdi_dir, &args.state, "plugin")?;
     let delivery = if args.no_cdi {
         Delivery::Plain
     } else {
@@ -75,10 +78,22 @@ fn dra(args: &Dra) -> anyhow::Result<()> {
         bail!("{UNNAMED}");
     };
     let driver = Driver {
-        shares: shares(&args.containers, &args.state, "dra")?,
+        shares: shares(&args.containers, &args.cdi.cdi_dir, &args.state, "dra")?,
         api,
     };
     serve::dra(&args.kubelet_dir, &node, driver)?;
+    Ok(())
+}
+
+fn nri(args: &Nri) -> anyhow::Result<()> {
+    // Nobody reads these files there: the answer to the runtime has all that a container gets.
+    let cdi_dir = args.state.join("containers");
+    let shares = shares(&args.containers, &cdi_dir, &args.state, "nri")?;
+    let name = Name {
+        name: "sublet".into(),
+        index: args.index.clone(),
+    };
+    serve::nri(&args.socket, &name, nri::Plugin::new(shares))?;
     Ok(())
 }
 
@@ -152,7 +167,12 @@ fn named(given: Option<&str>) -> anyhow::Result<Option<String>> {
     }
 }
 
-fn shares(args: &Containers, state: &Path, writer: &str) -> anyhow::Result<Arc<Shares>> {
+fn shares(
+    args: &Containers,
+    cdi_dir: &Path,
+    state: &Path,
+    writer: &str,
+) -> anyhow::Result<Arc<Shares>> {
     let executable = env::current_exe().context("cannot tell where `sublet` itself lies")?;
     let install = Install::find(&executable, |name| env::var_os(name))?;
     let wish = match &args.driver {
@@ -180,10 +200,10 @@ fn shares(args: &Containers, state: &Path, writer: &str) -> anyhow::Result<Arc<S
     let cdi = || {
         format!(
             "the CDI directory {} (give another --cdi-dir)",
-            args.cdi_dir.display()
+            cdi_dir.display()
         )
     };
-    let folder = Folder::open(&args.cdi_dir, writer).with_context(cdi)?;
+    let folder = Folder::open(cdi_dir, writer).with_context(cdi)?;
     let node = Node {
         // The host's arbiter, also where it starts after this.
         dir: RuntimeDir::find_for_daemon(&Surroundings::of_this_process())?,

@@ -5,5 +5,6 @@
 
 pub mod device_plugin;
 pub mod dra;
+pub mod nri;
 pub mod plugin_registration;
 pub mod pod_resources;
