@@ -39,6 +39,7 @@ MEASURING = {
     "scripts/bench/rows": "builds",
     "scripts/bench/scaling": "takes minutes",
     "scripts/bench/switch": "takes minutes",
+    "scripts/containerd": "fetches packages, starts a containerd",
     "scripts/coverage": "builds",
     "scripts/demo": "takes minutes",
     "scripts/duplicates": ["channel", "--json"],

@@ -158,12 +158,17 @@ fn every_line_of_the_path_from_the_hook_to_a_job_has_a_test_that_is_there() {
         .skip(1)
         .collect();
     assert!(rows.len() > 30, "{rows:?}");
-    let slurm = std::fs::read_to_string(root.join("scripts/slurm")).expect("the script");
+    let in_script = |script: &str, case: &str| {
+        let text = std::fs::read_to_string(root.join(script)).expect("the script");
+        text.contains(&format!("\ndef {case}("))
+    };
     for row in rows {
         let (_, test) = row.split_once(" | ").expect("two columns");
         let mut names = test.split('`').skip(1).step_by(2);
         let is_there = match (names.next(), names.next()) {
-            (Some("scripts/slurm"), Some(case)) => slurm.contains(&format!("\ndef {case}(")),
+            (Some(script @ ("scripts/slurm" | "scripts/containerd")), Some(case)) => {
+                in_script(script, case)
+            }
             (Some(name), None) => has_function(name),
             _ => false,
         };
