@@ -330,6 +330,7 @@ fn default(kind: &Kind) -> Value {
         Kind::Numbers { default, .. } => json!(default),
         Kind::Choice { default, .. } => json!(default),
         Kind::Flag { default } => json!(default),
+        Kind::Text { default } => json!(default),
     }
 }
 

@@ -27,6 +27,11 @@ pub enum SweepError {
     },
 }
 
+/// Reads a file that a parameter of a policy names.
+pub(crate) fn read_file(file: &str) -> Result<String, String> {
+    std::fs::read_to_string(file).map_err(|error| error.to_string())
+}
+
 /// What policies can count on in runs of this trace.
 #[must_use]
 pub fn context(trace: &Trace, spec: &ClusterSpec, past_gpu_s: &[f64], config: &Config) -> Context {
@@ -47,6 +52,7 @@ pub fn context(trace: &Trace, spec: &ClusterSpec, past_gpu_s: &[f64], config: &C
         sensitivity: config.host.is_some() && any(&|job| job.host.is_some()),
         speeds: any(&|job| matches!(job.speed, Speed::Curve(_))) || !trace.training.is_empty(),
         speeds_by_type: true,
+        files: Some(read_file),
     }
 }
 

@@ -70,6 +70,11 @@ pub enum Kind {
         /// When nothing is said.
         default: bool,
     },
+    /// Any text, such as the name of a file.
+    Text {
+        /// When nothing is said.
+        default: &'static str,
+    },
 }
 
 /// What a parameter was given.
@@ -164,7 +169,7 @@ impl<B> Registration<B> {
                     numbers.map_or_else(|_| word(), Value::Numbers)
                 }
                 Some(Kind::Flag { .. }) => value.parse().map_or_else(|_| word(), Value::Flag),
-                Some(Kind::Choice { .. }) | None => word(),
+                Some(Kind::Choice { .. } | Kind::Text { .. }) | None => word(),
             };
             Param::new(name, value)
         };
@@ -194,6 +199,7 @@ impl<B> Registration<B> {
                 nearest(word, words.iter().copied()),
             ),
             (Kind::Flag { .. }, Value::Flag(_)) => (true, None),
+            (Kind::Text { .. }, Value::Word(text)) => (!text.is_empty(), None),
             _ => (false, None),
         };
         if fits {
@@ -265,6 +271,16 @@ impl Settings<'_> {
         }
     }
 
+    /// The text of this parameter.
+    #[must_use]
+    pub fn text(&self, name: &str) -> &str {
+        match self.given(name) {
+            (Some(Value::Word(text)), _) => text,
+            (_, Some(Kind::Text { default })) => default,
+            _ => "",
+        }
+    }
+
     /// Whether this parameter is this word.
     #[must_use]
     pub fn is(&self, name: &str, word: &str) -> bool {
@@ -305,6 +321,7 @@ impl fmt::Display for Kind {
                 join(f, ", ", words.iter())
             }
             Self::Flag { .. } => write!(f, "true or false"),
+            Self::Text { .. } => write!(f, "some text"),
         }
     }
 }

@@ -34,6 +34,7 @@ pub fn context(past: &[Past]) -> Context {
         gpu_bytes: u64::MAX,
         busy: Busy::OnceSeen,
         opportunistic: true,
+        files: Some(crate::sweep::read_file),
         ..Context::default()
     }
 }

@@ -18,6 +18,9 @@ use crate::registry::{ParamSpec, PolicyError, Registration, Settings, find};
 /// A cluster policy that can be chosen.
 pub type Entry<T> = Registration<fn(&Settings<'_>, &Context) -> Result<Box<T>, PolicyError>>;
 
+/// The text of a file, or why there is none.
+pub type ReadFile = fn(&str) -> Result<String, String>;
+
 /// When policies learn how busy a job keeps a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Busy {
@@ -52,6 +55,8 @@ pub struct Context {
     pub speeds: bool,
     /// Speeds of jobs by GPU type are known, if there are several types.
     pub speeds_by_type: bool,
+    /// Reads a file that a parameter names: policies themselves read none. `Err` says why not.
+    pub files: Option<ReadFile>,
 }
 
 impl Context {
@@ -69,6 +74,7 @@ impl Context {
             sensitivity: true,
             speeds: true,
             speeds_by_type: true,
+            files: None,
         }
     }
 }

@@ -50,6 +50,17 @@ pub enum PolicyError {
         /// The nearest word there is.
         did_you_mean: Option<&'static str>,
     },
+    /// A file that a parameter names cannot be used.
+    BadFile {
+        /// The policy.
+        policy: &'static str,
+        /// The parameter.
+        param: &'static str,
+        /// The file.
+        file: String,
+        /// Why.
+        why: String,
+    },
     /// The policy needs what this cluster or trace does not have: it could not act.
     Needs {
         /// The policy.
@@ -74,6 +85,7 @@ impl PolicyError {
             Self::UnknownParam { param, .. }
             | Self::TwiceParam { param, .. }
             | Self::BadValue { param, .. } => Some(param),
+            Self::BadFile { param, .. } => Some(param),
         }
     }
 }
@@ -133,6 +145,15 @@ impl fmt::Display for PolicyError {
                 )?;
                 hint(f, did_you_mean)
             }
+            Self::BadFile {
+                policy,
+                param,
+                file,
+                why,
+            } => write!(
+                f,
+                "`{file}`, parameter `{param}` of `{policy}`, cannot be used: {why}"
+            ),
             Self::Needs { policy, what } => write!(f, "`{policy}` needs {what}"),
             Self::NoEffect { policy, why } => write!(f, "`{policy}` would have no effect: {why}"),
         }

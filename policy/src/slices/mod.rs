@@ -75,6 +75,7 @@ mod tests {
                         Kind::Numbers { default, .. } => Value::Numbers(default.to_vec()),
                         Kind::Choice { default, .. } => Value::Word(default.to_owned()),
                         Kind::Flag { default } => Value::Flag(default),
+                        Kind::Text { default } => Value::Word(default.to_owned()),
                     };
                     Param::new(param.name, value)
                 })
