@@ -5,6 +5,7 @@
 //! them; a GPU more is a step to the next level, and its gain is counted per GPU of the step.
 
 mod afs;
+pub mod dl2;
 mod edf;
 mod marginal;
 mod maxmin;
@@ -14,6 +15,7 @@ mod rigid;
 pub mod sia;
 
 pub use afs::Afs;
+pub use dl2::Dl2;
 pub use edf::EdfElastic;
 pub use marginal::Marginal;
 pub use maxmin::MaxMin;
@@ -34,6 +36,7 @@ pub(crate) static SIZERS: &[&Entry<dyn Sizer>] = &[
     &pollux::POLLUX,
     &afs::AFS,
     &sia::SIA,
+    &dl2::DL2,
     &edf::EDF_ELASTIC,
     &minimum_share::SIZER,
 ];
