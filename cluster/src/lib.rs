@@ -9,12 +9,14 @@
 //!   a live hook drives.
 //! * [`cells`]: tenants with reserved cells, down to a quarter of a GPU.
 //! * [`serving`]: requests to the instances of a service, and who decides how many are ready.
+//! * [`dl2`]: trains the network of a sizer on simulated runs.
 //! * [`report`]: the figures of a run; [`plot`]: its pictures; [`reward`]: its worth.
 //!
 //! * [`live`]: the hook itself: nodes that report, jobs that are submitted, decisions that are
 //!   carried out.
 
 pub mod cells;
+pub mod dl2;
 pub mod live;
 pub mod plot;
 pub mod report;

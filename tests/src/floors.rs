@@ -295,7 +295,7 @@ pub const CRATES: [Crate; 18] = [
             ("the simulator; requests", &["cells", "serving", "sim"]),
             (
                 "what is made of its runs; the live hook",
-                &["live", "report", "reward", "sweep"],
+                &["dl2", "live", "report", "reward", "sweep"],
             ),
         ],
     },
