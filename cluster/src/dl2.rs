@@ -2,8 +2,8 @@
 //! fairness, then as actor and critic on what its own decisions yield.
 //!
 //! Traces are drawn from a pool of real jobs with measured speeds: consecutive jobs with the gaps
-//! between their arrivals, stretched so that the cluster has a load between two bounds. Some jobs of
-//! a pool can be kept away from training.
+//! between their arrivals, stretched so that the cluster has a load between two bounds. Some jobs
+//! of a pool can be kept away from training.
 
 use std::ops::Range;
 use std::path::Path;
@@ -198,11 +198,11 @@ impl Recipe {
             width: 32,
             lessons: 15,
             passes: 3,
-            rounds: 60,
+            rounds: 120,
             traces: 6,
             trial: 5,
             entropy: 0.01,
-            rate: 1e-4,
+            rate: 4e-4,
         }
     }
 
@@ -536,5 +536,73 @@ fn explore(
 fn shuffle<T>(list: &mut [T], random: &mut Random) {
     for at in (1..list.len()).rev() {
         list.swap(at, random.below(at + 1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::cluster::sizer::MaxMin;
+
+    use super::*;
+
+    fn small() -> World {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data");
+        let world = World::itp(&data).expect("a trace of the repository");
+        World { jobs: 12, ..world }
+    }
+
+    #[test]
+    fn what_is_held_out_is_in_no_trace_of_training() {
+        let world = World::itp(&Path::new(env!("CARGO_MANIFEST_DIR")).join("data"));
+        let world = world.expect("a trace of the repository");
+        let (training, held_out) = (world.training(), world.held_out());
+        assert_eq!((training.end, held_out.len()), (held_out.start, HELD_OUT));
+        let mut random = Random::new(3);
+        for _ in 0..50 {
+            let trace = world.draw(&training, &mut random);
+            assert_eq!(trace.jobs.len(), world.jobs);
+            assert!(trace.jobs.is_sorted_by_key(|job| job.arrival_s));
+            let first = world.pool.windows(world.jobs).position(|some| {
+                let mut pairs = some.iter().zip(&trace.jobs);
+                pairs.all(|(real, drawn)| real.work == drawn.work)
+            });
+            assert!(first.expect("jobs of the pool") + world.jobs <= training.end);
+        }
+    }
+
+    #[test]
+    fn a_short_training_imitates_its_teacher_and_is_the_same_for_the_same_seed() {
+        let world = small();
+        let recipe = Recipe {
+            width: 8,
+            lessons: 10,
+            passes: 8,
+            rounds: CRITIC_FIRST + 2,
+            traces: 2,
+            ..Recipe::new(5)
+        };
+        let part = 0..200;
+        let mut seen = Vec::new();
+        let trained = train(&world, &part, &recipe, |progress| seen.push(progress));
+        let trained = trained.expect("a run");
+        let again = train(&world, &part, &recipe, |_| {}).expect("a run");
+        assert_eq!(trained.warm, again.warm);
+        assert_eq!(trained.refined, again.refined);
+        let losses: Vec<f64> = seen
+            .iter()
+            .filter_map(|progress| match progress {
+                Progress::Lesson { loss, .. } => Some(*loss),
+                Progress::Trial { .. } => None,
+            })
+            .collect();
+        assert!(losses.len() == recipe.passes && losses[recipe.passes - 1] < losses[0]);
+        let trace = world.draw(&part, &mut Random::new(9));
+        let [same, all] = agreement(&world, &trace, &trained.warm).expect("a run");
+        assert!(same * 100 >= all * 80, "{same} of {all}");
+        let jct_s = |sizer: Box<dyn Sizer>| world.jct_s(&trace, sizer).expect("a run");
+        let teacher_s = jct_s(Box::new(MaxMin));
+        let (log, recorded_s) = record(&world, &trace, Player::Teacher).expect("a run");
+        assert_eq!(recorded_s, teacher_s, "max-min over GPUs is the teacher");
+        assert!(!log.lessons.is_empty());
     }
 }

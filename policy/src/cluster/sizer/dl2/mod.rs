@@ -84,12 +84,13 @@ fn weights_of(settings: &Settings<'_>, context: &Context) -> Result<Arc<Weights>
 /// DL2 (TPDS 2021): all GPUs are handed out anew in each slot, one move after the other. A network
 /// scores every move (the next level of one job) and the end of the division, by what is known of
 /// the job and of the rest; the best score is made. It was trained on the decisions of dominant
-/// resource fairness, then by reinforcement on the progress of all jobs.
+/// resource fairness, then by reinforcement on the time that jobs take.
 ///
 /// *What differs from the paper.* DL2's network sees 20 to 40 jobs side by side and has an output
 /// for each; here the same two layers look at each job, so that nothing is learnt once for each
 /// place. DL2 learns from a job's type how fast it is; here that is an input, as Optimus has it,
-/// because jobs report it. There are no parameter servers.
+/// because jobs report it. There are no parameter servers. Its reward is the part of
+/// a job's work that was done; here it is time, see [`learner::Slot::close`].
 ///
 /// *Safe.* Its teacher makes the move where the network cannot be trusted: more jobs than in
 /// training, an input beyond the range of training, a score that is no number, or an end before
