@@ -13,6 +13,8 @@ use policy::cluster::{Choice, Scheduler};
 
 #[path = "carbyne.rs"]
 pub mod carbyne;
+#[path = "dl2.rs"]
+pub mod dl2;
 #[path = "heterog.rs"]
 pub mod heterog;
 #[path = "hived.rs"]
@@ -68,6 +70,7 @@ pub struct System {
 
 pub const SYSTEMS: &[System] = &[
     mlfs::SYSTEM,
+    dl2::SYSTEM,
     heterog::SYSTEM,
     hived::SYSTEM,
     sia::SYSTEM,
