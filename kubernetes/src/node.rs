@@ -18,6 +18,9 @@ use crate::records::{Job, Share};
 const ANSWER: Duration = Duration::from_secs(10);
 /// One GiB: the unit of the device plugin, and the step of a claim.
 pub const GIB: u64 = 1 << 30;
+/// By these a container's processes are part of a job and know its name.
+pub const TOKEN_VARIABLE: &str = "SUBLET_TOKEN=";
+pub const JOB_VARIABLE: &str = "SUBLET_JOB=";
 /// Where the preload library finds itself in every container with a device of sublet's.
 const LIBRARY: &str = "/opt/sublet/libsublet.so";
 /// Longest name of a device in a pool.
@@ -232,8 +235,8 @@ impl Node {
         let socket = containers.join("channel.sock");
         let mut env = vec![
             format!("SUBLET_SOCKET={}", socket.display()),
-            format!("SUBLET_TOKEN={}", job.token),
-            format!("SUBLET_JOB={}", job.name),
+            format!("{TOKEN_VARIABLE}{}", job.token),
+            format!("{JOB_VARIABLE}{}", job.name),
             "SUBLET_ON_REFUSAL=closed".into(),
             format!("NVIDIA_VISIBLE_DEVICES={}", share.device),
             format!("CUDA_VISIBLE_DEVICES={}", share.device),

@@ -22,7 +22,7 @@ use prost::Message as _;
 
 use crate::MEMORY_ANNOTATION;
 use crate::container::{Basis, Resources, Want};
-use crate::node::Device;
+use crate::node::{Device, JOB_VARIABLE, TOKEN_VARIABLE};
 use crate::proto::nri;
 use crate::records::{Pod, Record, Share};
 use crate::shares::{ShareError, Shares};
@@ -40,9 +40,6 @@ const MOST: usize = 65_536;
 const ID_BYTES: usize = 128;
 /// Characters of a pod's and a container's name in the name of a job.
 const NAME_CHARS: usize = 20;
-/// By this a container's processes find their job; a container that has it has a share.
-const JOB_VARIABLE: &str = "SUBLET_JOB=";
-const TOKEN_VARIABLE: &str = "SUBLET_TOKEN=";
 
 const TOO_SLOW: &str = "the node's arbiter took longer than the runtime waits; try again";
 
@@ -71,6 +68,14 @@ struct State {
     unconfirmed: BTreeMap<String, Instant>,
     /// Containers that are over, and whose shares could not be undone yet.
     over: BTreeSet<String>,
+}
+
+impl State {
+    /// The runtime has said which containers there are. One that it has asked about before, on a
+    /// connection that has ended, may get its job after this: that is given up in its time.
+    fn listed(&mut self, is_there: impl Fn(&str) -> bool) {
+        self.unconfirmed.retain(|key, _| !is_there(key));
+    }
 }
 
 fn refuse(code: i32, why: impl Display) -> nri::Status {
@@ -334,7 +339,6 @@ impl Plugin {
         }
         let pods = std::mem::take(&mut state.pods);
         let containers = std::mem::take(&mut state.containers);
-        state.unconfirmed.clear();
         drop(state);
         let pods: BTreeMap<&str, &nri::PodSandbox> =
             pods.iter().map(|pod| (pod.id.as_str(), pod)).collect();
@@ -343,6 +347,7 @@ impl Plugin {
         let containers: BTreeMap<String, &nri::Container> = containers
             .filter_map(|one| Some((key(&one.id).ok()?, one)))
             .collect();
+        self.state.lock().listed(|key| containers.contains_key(key));
         let mut governed = BTreeSet::new();
         for record in self.shares.all() {
             match containers.get(&record.key) {
@@ -558,6 +563,17 @@ mod tests {
             let error = choose(&want, devices).unwrap_err();
             assert!(error.contains(words), "{error}");
         }
+    }
+
+    #[test]
+    fn a_job_that_comes_after_the_runtimes_list_is_given_up_in_its_time() {
+        let mut state = State::default();
+        for key in ["made", "never made"] {
+            state.unconfirmed.insert(key.to_owned(), Instant::now());
+        }
+        state.listed(|key| key == "made");
+        let left: Vec<&String> = state.unconfirmed.keys().collect();
+        assert_eq!(left, ["never made"]);
     }
 
     #[test]

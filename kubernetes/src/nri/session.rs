@@ -68,8 +68,7 @@ pub enum Ended {
 
 /// Text of a peer, as far as it is printed.
 fn short(text: &str) -> String {
-    let plain = text.chars().map(|c| if c.is_control() { ' ' } else { c });
-    plain.take(TEXT_CHARS).collect()
+    control::one_line(text, TEXT_CHARS)
 }
 
 /// Registers at the runtime's socket, and answers until that ends.
