@@ -385,7 +385,7 @@ pub fn train(
             policy: Recipe::IMITATION * left * left,
             ..rates
         });
-        shuffle(&mut lessons, &mut random);
+        random.shuffle(&mut lessons);
         let (mut loss, mut steps) = (0.0, 0.0);
         for some in lessons.chunks(64) {
             let some: Vec<_> = some.iter().map(|(inputs, at)| (&inputs[..], *at)).collect();
@@ -530,13 +530,6 @@ fn explore(
         episodes.push(log.episode);
     }
     Ok(episodes)
-}
-
-/// Fisher and Yates.
-fn shuffle<T>(list: &mut [T], random: &mut Random) {
-    for at in (1..list.len()).rev() {
-        list.swap(at, random.below(at + 1));
-    }
 }
 
 #[cfg(test)]

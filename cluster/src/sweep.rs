@@ -27,8 +27,16 @@ pub enum SweepError {
     },
 }
 
+/// Largest file that a parameter of a policy names.
+const FILE_BYTES: u64 = 64 << 20;
+
 /// Reads a file that a parameter of a policy names.
 pub(crate) fn read_file(file: &str) -> Result<String, String> {
+    let about = std::fs::metadata(file).map_err(|error| error.to_string())?;
+    // A pipe would have the policy wait, and a device never ends.
+    if !about.is_file() || about.len() > FILE_BYTES {
+        return Err(format!("it is no file of at most {FILE_BYTES} bytes"));
+    }
     std::fs::read_to_string(file).map_err(|error| error.to_string())
 }
 

@@ -25,6 +25,13 @@ impl Random {
         ((u128::from(self.next_u64()) * n as u128) >> 64) as usize
     }
 
+    /// In a random order (Fisher and Yates).
+    pub fn shuffle<T>(&mut self, list: &mut [T]) {
+        for at in (1..list.len()).rev() {
+            list.swap(at, self.below(at + 1));
+        }
+    }
+
     /// In `[0, 1)`.
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
@@ -64,5 +71,18 @@ mod tests {
         assert!((mean(&mut || random.normal().powi(2)) - 1.0).abs() < 0.03);
         assert!((0..1000).all(|_| random.below(3) < 3));
         assert_eq!(random.below(0), 0);
+    }
+
+    #[test]
+    fn each_order_is_as_likely() {
+        let mut random = Random::new(3);
+        let mut counts = std::collections::BTreeMap::new();
+        for _ in 0..6000 {
+            let mut list = [0, 1, 2];
+            random.shuffle(&mut list);
+            *counts.entry(list).or_insert(0) += 1;
+        }
+        assert_eq!(counts.len(), 6);
+        assert!(counts.values().all(|count| (850..1150).contains(count)));
     }
 }

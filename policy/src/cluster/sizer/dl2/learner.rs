@@ -190,10 +190,7 @@ impl Learner {
             one.advantage = (one.advantage - mean) / deviation;
         }
         for _ in 0..passes {
-            // Fisher and Yates.
-            for at in (1..all.len()).rev() {
-                all.swap(at, random.below(at + 1));
-            }
+            random.shuffle(&mut all);
             for some in all.chunks(Self::BATCH) {
                 self.reinforce(weights, some);
                 self.criticise(weights, some);

@@ -308,17 +308,25 @@ impl<'a> Lines<'a> {
     }
 
     fn word(&mut self, name: &str, wanted: &'static str) -> Result<&'a str, BadWeights> {
-        let (line, text) = self.next(wanted)?;
-        let word = text.strip_prefix(name);
-        let word = word.and_then(|word| word.strip_prefix(": "));
-        word.ok_or(BadWeights::Line { line, wanted })
+        self.named(name, wanted, Some)
     }
 
     fn number(&mut self, name: &str, wanted: &'static str) -> Result<f64, BadWeights> {
-        let word = self.word(name, wanted)?;
-        let number = word.parse().ok().filter(|number: &f64| number.is_finite());
-        // The header is at the top: its lines stand in a fixed order.
-        number.ok_or(BadWeights::Short { wanted })
+        let finite = |word: &str| word.parse().ok().filter(|number: &f64| number.is_finite());
+        self.named(name, wanted, finite)
+    }
+
+    /// What follows a name in the next line.
+    fn named<T>(
+        &mut self,
+        name: &str,
+        wanted: &'static str,
+        read: impl FnOnce(&'a str) -> Option<T>,
+    ) -> Result<T, BadWeights> {
+        let (line, text) = self.next(wanted)?;
+        let word = text.strip_prefix(name);
+        let word = word.and_then(|word| word.strip_prefix(": "));
+        word.and_then(read).ok_or(BadWeights::Line { line, wanted })
     }
 
     fn numbers(&mut self, count: usize, wanted: &'static str) -> Result<Vec<f64>, BadWeights> {
@@ -368,6 +376,9 @@ mod tests {
         assert!(wrong("").contains("should be `sublet dl2 weights 1`"));
         let other = text.replacen("weights 1", "weights 2", 1);
         assert!(wrong(&other).contains("train it anew"), "{}", wrong(&other));
+        let header = text.replacen("most jobs: 7", "most jobs: many", 1);
+        let header = wrong(&header);
+        assert_eq!(header, "line 3 should hold `most jobs: ` and a number");
         // Cut off anywhere.
         for part in 1..40 {
             let cut = &text[..text.len() * part / 40];
