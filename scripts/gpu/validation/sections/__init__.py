@@ -5,7 +5,7 @@ A new section is a function of a Context in one of these modules, and a row here
 
 import collections
 
-from . import calls, frameworks, host, memory, mps, neighbours, residency, shares, torch_jobs, turns
+from . import calls, experiments, frameworks, host, memory, mps, neighbours, residency, shares, torch_jobs, turns
 
 # needs: "torch", "cupy", "jax" or "vllm": a module that must be importable and see a GPU; None:
 # also on the simulated GPU.
@@ -34,6 +34,8 @@ ALL = [
     Section("vmm_beside", neighbours.vmm_beside, 40, None, "physical handles beside a copy and beside another process's"),
     Section("pin_beside", neighbours.pin_beside, 30, None, "allocations beside another process that page-locks memory"),
     Section("streams", neighbours.streams, 60, None, "six streams, destroyed streams, captures during evictions"),
+    Section("record", experiments.record, 110, None, "jobs recorded and replayed: launches, device time, what recording costs"),
+    Section("interfere", experiments.interfere, 190, None, "two jobs and their replays beside each other, and without us"),
     Section("tools", neighbours.tools, 55, None, "NVIDIA's profilers and debuggers on a governed program"),
     Section("expandable", torch_jobs.expandable, 45, "torch", "PyTorch's expandable segments under a quota"),
     Section("async_alloc", torch_jobs.async_alloc, 45, "torch", "PyTorch on cudaMallocAsync under a quota"),
@@ -47,12 +49,13 @@ ALL = [
     Section("compile", torch_jobs.compiled, 80, "torch", "torch.compile, with its compiler processes"),
 ]
 
-# A run of everything is longer than one command may last on many a borrowed machine. Three calls,
-# the cheap facts first: what fails in the first changes what the second is for. The first two fit
-# whatever happens; of the third, what has no time left is skipped by name, the last first.
+# A run of everything is longer than one command may last on many a borrowed machine. Four calls,
+# the cheap facts first: what fails in the first changes what the second is for. The first three
+# fit whatever happens; of the last, what has no time left is skipped by name, the last first.
 CALLS = {
     "facts": ["device", "write_value", "vmm", "pcie", "context_memory", "transparency", "marks_beside", "vmm_beside", "pin_beside", "streams",
               "ways", "handover"],
+    "experiments": ["record", "interfere"],
     "figures": ["device", "overheads", "mlp", "residency", "oversubscribe", "fairness", "protect", "tools"],
     "frameworks": ["pytorch_solo", "pytorch_pair", "pytorch_quota", "residency_pytorch", "expandable", "async_alloc", "graphs", "workers", "amp",
                    "cupy", "jax", "mps", "vllm", "compile"],

@@ -1,0 +1,105 @@
+"""What researchers ask of this device: jobs recorded and replayed, and how much two jobs slow each other down."""
+
+import json
+import sys
+
+from ..context import Skip
+from ..frameworks import importable
+from ..processes import Failure
+
+# A recording is kept beside the logs, to be replayed elsewhere: of few steps, which are all alike.
+STEPS = {"cnn": 40, "gpt": 24}
+WINDOW = {"warm_up": "1500ms", "measured": "4s"}
+MODES = ("slices", "plain")
+
+
+def commands(ctx, steps):
+    """Name and command of each job: one that its host slows down and one that fills the device; without PyTorch a training of the driver's API."""
+    if not ctx.simulated and importable(ctx, "torch") is None:
+        shapes = {"cnn": ["cnn.py", "--workers", "4"], "gpt": ["gpt_small.py", "--amp", "--layers", "12", "--width", "1024", "--heads", "16"]}
+        return {name: [sys.executable, ctx.place.examples / script, "--json", "--progress-every", "5", "--steps", steps.get(name, steps["any"]), *more]
+                for name, (script, *more) in shapes.items()}
+    program = ctx.place.program("train_mlp")
+    if program is None:
+        raise Skip("there is neither PyTorch nor the program train_mlp")
+    return {"train_mlp": [program, "--json", "--progress-every", "1", "--extra-us", "500", "--steps", steps.get("train_mlp", steps["any"])]}
+
+
+def record(ctx):
+    """Each job recorded, its recording replayed, and the replay recorded: the same launches, as much device time, about as long."""
+    ctx.logs.mkdir(parents=True, exist_ok=True)
+    for name, command in commands(ctx, {"any": 400, **STEPS}).items():
+        bare = ctx.json_of(command, f"{name}-bare", 40)
+        first, shown, recorded = recording(ctx, name, command)
+        ctx.result.check(f"{name}: its losses are those of the bare run", recorded["loss_bits"] == bare["loss_bits"],
+                         f"{recorded['loss_bits']} and {bare['loss_bits']}")
+        ctx.result.figure(f"{name}_recorded_step_ratio", bare["steps_per_s"] / recorded["steps_per_s"], "x", "what recording costs")
+        ctx.result.figure(f"{name}_size", first.stat().st_size / 1e6, "MB")
+        _, again, played = recording(ctx, f"{name}-again", sublet(ctx, "replay", "--json", first))
+        once, twice = shown["recorded"], again["recorded"]
+        for what in ("launches", "graph_launches", "copies", "copy_bytes"):
+            ctx.result.check(f"{name}: the replay has as many {what}", once[what] == twice[what], f"{twice[what]} of {once[what]}")
+        ctx.result.check(f"{name}: all launches were made", played["launches"] == once["launches"], f"{played['launches']} of {once['launches']}")
+        ctx.result.figure(f"{name}_launches", once["launches"], "")
+        ctx.result.figure(f"{name}_without_a_length", once["unmeasured"], "launches")
+        ctx.result.figure(f"{name}_device_time", once["device_s"], "s")
+        ctx.result.figure(f"{name}_device_time_error", 100 * (twice["device_s"] / once["device_s"] - 1), "%", at_least=-2, at_most=2)
+        ctx.result.figure(f"{name}_host_time_error", 100 * (twice["host_s"] / once["host_s"] - 1), "%", "from the first call to the last")
+        ctx.shared.setdefault("recordings", {})[name] = first.read_bytes()
+
+
+def sublet(ctx, *words):
+    verb, *more = words
+    return [ctx.place.sublet, verb, *(["--sim"] if ctx.simulated else []), *more]
+
+
+def recording(ctx, name, command):
+    """The file, what `sublet replay --show` says of it, and what the command said."""
+    file = ctx.logs / f"{name}.slr"
+    said = ctx.json_of([*sublet(ctx, "record", "-o", file), "--", *command], f"record-{name}", 60)
+    shown = ctx.json_text([*sublet(ctx, "replay"), "--show", "--json", file], f"show-{name}", 30)
+    end = shown["end"] or {}
+    ctx.result.check(f"{name}: the recording is whole", not shown["cut"] and end.get("reason") == "command-ended" and not end.get("lost"),
+                     f"{shown['cut']}; {end}")
+    return file, shown, said
+
+
+def interfere(ctx):
+    """Two jobs, and the replays of their recordings, alone and beside each other: in slices, and without us."""
+    jobs = commands(ctx, {"any": 1_000_000})
+    recordings = ctx.shared.get("recordings", {})
+    window = {key: "500ms" for key in WINDOW} if ctx.simulated else WINDOW
+    lines = ["[experiment]", "repeat = 1", 'pairs = "none"', 'start_limit = "30s"', f"modes = {json.dumps(MODES)}"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in window.items()]
+    for name, command in jobs.items():
+        lines += ["[[job]]", f"name = {json.dumps(name)}", f"command = {json.dumps(list(map(str, command)))}",
+                  'progress = { lines = "step ([0-9]+)", unit = "steps" }']
+    groups = {"": list(jobs)}
+    if set(jobs) <= set(recordings):
+        for name in jobs:
+            file = ctx.directory / f"{name}.slr"
+            file.write_bytes(recordings[name])
+            lines += ["[[job]]", f'name = "{name}-replay"', f"recording = {json.dumps(str(file))}"]
+        groups["-replay"] = [f"{name}-replay" for name in jobs]
+    for group in groups.values():
+        lines += ["[[combination]]", f"jobs = {json.dumps(group if len(group) > 1 else group * 2)}"]
+    plan, out = ctx.directory / "plan.toml", ctx.logs / "report"
+    plan.write_text("\n".join(lines) + "\n")
+    # Its own arbiters, and none of the machine's settings.
+    (ctx.directory / "sublet.toml").write_text("")
+    env = {**ctx.bare, "SUBLET_RUNTIME_DIR": str(ctx.directory), "SUBLET_CONFIG": str(ctx.directory / "sublet.toml")}
+    done = ctx.run([*sublet(ctx, "interfere"), plan, "--out", out], "interfere", 600, env, expect=None)
+    try:
+        report = json.loads((out / "report.json").read_text())
+    except (OSError, ValueError) as why:
+        raise Failure(f"no report ({why}): {done.last_lines()}") from None
+    ctx.result.check("every run was made", done.returncode == 0 and not report["failed"],
+                     "" if done.returncode == 0 else f"exit code {done.returncode}; {report['failed']}; {done.last_lines()}"[:1200])
+    found = {(row["mode"], row["job"]): row["slowdown"] for row in report["slowdowns"] if row["slowdown"] is not None}
+    for (mode, name), slowdown in found.items():
+        ctx.result.figure(f"{mode}_{name}_slowdown", slowdown, "x")
+    for mode in MODES:
+        for name in jobs:
+            if (mode, name) in found and (mode, f"{name}-replay") in found:
+                error = 100 * (found[mode, f"{name}-replay"] - found[mode, name])
+                ctx.result.figure(f"{mode}_{name}_replay_error", error, "points", "of a hundred; replays use no memory bandwidth")
