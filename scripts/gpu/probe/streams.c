@@ -55,33 +55,57 @@ static void finish(int number) {
   done = 1;
 }
 static size_t destroyed;
+/* What each call of the destroyer took, ns: create, the first launch, the others, destroy, wait. */
+enum { CREATE, FIRST, NEXT, DESTROY, WAIT, KINDS, MOST_TIMES = 1 << 15 };
+static double times[KINDS][MOST_TIMES];
+static size_t timed[KINDS];
 
+static uint64_t took(int kind, uint64_t begun) {
+  const uint64_t now = now_ns();
+  if (timed[kind] < MOST_TIMES) times[kind][timed[kind]++] = (double)(now - begun);
+  return now;
+}
+
+/* `argument`: a word that is written to in each stream before it goes, or NULL. */
 static void *destroyer(void *argument) {
-  (void)argument;
+  CUdeviceptr word = (CUdeviceptr)(uintptr_t)argument;
   check(cu.CtxSetCurrent(context), "cuCtxSetCurrent");
   CUfunction busy = kernel("sublet_busy_us");
   while (!done) {
     CUstream stream;
+    uint64_t then = now_ns();
     check(cu.StreamCreate(&stream, 1), "cuStreamCreate");
-    for (int i = 0; i < 3; i++) launch(busy, stream, 20);
+    then = took(CREATE, then);
+    for (int i = 0; i < 3; i++) {
+      launch(busy, stream, 20);
+      then = took(i ? NEXT : FIRST, then);
+    }
+    if (word) check(cu.StreamWriteValue64(stream, word, destroyed, 0), "cuStreamWriteValue64");
+    then = now_ns();
     /* The driver ends what is in flight; that is legal. */
     check(cu.StreamDestroy(stream), "cuStreamDestroy");
+    then = took(DESTROY, then);
     /* What is in flight stays bounded. */
-    if (++destroyed % 8 == 0) check(cu.CtxSynchronize(), "cuCtxSynchronize");
+    if (++destroyed % 8) continue;
+    check(cu.CtxSynchronize(), "cuCtxSynchronize");
+    took(WAIT, then);
   }
   return NULL;
 }
 
-/* destroyed SECONDS: one thread creates streams, launches on them and destroys them; another launches on a stream of its own. */
+/* destroyed SECONDS [mark]: one thread creates streams, launches on them and destroys them; another launches on a stream of its
+ * own. `mark`: a word of page-locked memory is written to in each stream before it goes, as a gate's marks are. */
 int mode_destroyed(int argc, char **argv) {
   pthread_t thread;
   CUstream stream;
   size_t launches = 0;
-  if (argc < 1) fail("destroyed SECONDS");
+  void *word = NULL;
+  if (argc < 1) fail("destroyed SECONDS [mark]");
   start();
+  if (argc > 1) check(cu.MemHostAlloc(&word, 4096, 1 | 2), "cuMemHostAlloc");
   CUfunction busy = kernel("sublet_busy_us");
   check(cu.StreamCreate(&stream, 1), "cuStreamCreate");
-  if (pthread_create(&thread, NULL, destroyer, NULL)) fail("no thread");
+  if (pthread_create(&thread, NULL, destroyer, word)) fail("no thread");
   for (const uint64_t end = now_ns() + (uint64_t)(atof(argv[0]) * 1e9); now_ns() < end; launches += 4) {
     for (int i = 0; i < 4; i++) launch(busy, stream, 20);
     check(cu.StreamSynchronize(stream), "cuStreamSynchronize");
@@ -92,6 +116,8 @@ int mode_destroyed(int argc, char **argv) {
   json_open();
   json_number("launches", (double)launches);
   json_number("destroyed", (double)destroyed);
+  static const char *const names[] = {"create_ns", "first_launch_ns", "next_launch_ns", "destroy_ns", "wait_ns"};
+  for (int kind = 0; kind < KINDS; kind++) json_list(names[kind], times[kind], timed[kind]);
   json_close();
   return 0;
 }

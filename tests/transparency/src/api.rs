@@ -4,6 +4,8 @@ use std::ffi::{CStr, c_void};
 
 use shim_ffi::*;
 
+use crate::last_calls;
+
 /// What a call answers here when the driver has no such function; an older driver lacks the newer
 /// ones.
 const MISSING: CUresult = CUresult::CUDA_ERROR_NOT_FOUND;
@@ -134,6 +136,7 @@ macro_rules! function {
             if at.is_null() {
                 return MISSING;
             }
+            last_calls::note(Symbol::$symbol);
             // SAFETY: the driver's function of this name, whose parameters the table spells out.
             unsafe {
                 let function: unsafe extern "C" fn($($ty),*) -> CUresult = std::mem::transmute(at);

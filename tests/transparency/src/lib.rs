@@ -7,6 +7,7 @@
 pub mod accounting;
 pub mod api;
 pub mod compare;
+mod last_calls;
 pub mod probe;
 pub mod rng;
 pub mod sequence;

@@ -94,7 +94,9 @@ class Jobs:
     def memory(self):
         torch = self.torch
         free, total = torch.cuda.mem_get_info()
-        segments = torch.cuda.memory_snapshot()
+        backend = torch.cuda.get_allocator_backend()
+        # The other allocator keeps no list of segments and says so with an error.
+        segments = torch.cuda.memory_snapshot() if backend == "native" else []
         return {
             "free_bytes": free,
             "total_bytes": total,
@@ -102,7 +104,7 @@ class Jobs:
             "allocated_bytes": torch.cuda.memory_allocated(),
             "reserved_bytes": torch.cuda.memory_reserved(),
             "peak_bytes": torch.cuda.max_memory_allocated(),
-            "backend": torch.cuda.get_allocator_backend(),
+            "backend": backend,
             "expandable_segments": sum(1 for segment in segments if segment.get("is_expandable")),
             "segments": len(segments),
         }

@@ -107,8 +107,11 @@ def streams(ctx):
         found = ctx.probe("streams", 6, seconds, 1000, name=f"{side}-streams-1ms", env=env, timeout_s=seconds + 15)
         rates[side] = len(found["launch_ns"]) / found["seconds"]
         found = ctx.probe("destroyed", seconds, name=f"{side}-destroyed", env=env, timeout_s=seconds + 15)
+        destroying(ctx, side, found)
         ctx.result.check(f"streams are destroyed beside others, {side}", found["destroyed"] > 0 and found["launches"] > 0,
                          f"{found['destroyed']:.0f} destroyed, {found['launches']:.0f} launches")
+    # Whether what a gate's mark in such a stream costs is the driver's.
+    destroying(ctx, "bare_marked", ctx.probe("destroyed", seconds, "mark", name="bare-destroyed-marked", timeout_s=seconds + 15))
     ctx.result.figure("six_streams_launch_added", launches["governed"] - launches["bare"], "ns", at_most=100)
     ctx.result.figure("six_streams_1ms_kernels_rate", rates["governed"] / rates["bare"], "x", at_least=0.98)
 
@@ -134,6 +137,12 @@ def streams(ctx):
     found = ctx.last_json_of(capturing, 20)
     ctx.result.check("graphs are captured while memory is moved", moves == 3 and found["graphs"] > 0 and found["wrong_bytes"] == 0,
                      f"{moves} evictions, {found['graphs']:.0f} graphs, {found['wrong_bytes']:.0f} wrong bytes")
+
+
+def destroying(ctx, side, found):
+    """What each call takes that has to do with a stream that is destroyed with work in flight."""
+    for what in ("create", "first_launch", "next_launch", "destroy", "wait"):
+        ctx.result.figure(f"destroyed_{what}_{side}", statistics.median(found[f"{what}_ns"]) / 1000, "us")
 
 
 TOOLS = {

@@ -156,7 +156,7 @@ impl Place {
         let died = match status {
             Ok(status) if complete && status.success() => None,
             Ok(status) => Some(match status.signal() {
-                Some(signal) => format!("signal {signal}"),
+                Some(signal) => format!("signal {signal}{}", last_calls(&mut lines)),
                 None => format!("exit {}: {}", status.code().unwrap_or(-1), errors.trim()),
             }),
             Err(error) => Some(error.to_string()),
@@ -178,4 +178,10 @@ impl Place {
             .status();
         let _ = std::fs::remove_dir_all(&self.directory);
     }
+}
+
+/// Takes out what the process said of its last calls when a signal ended it.
+fn last_calls(lines: &mut Vec<String>) -> String {
+    let at = lines.iter().position(|line| line.starts_with("died in "));
+    at.map_or_else(String::new, |at| format!(", {}", lines.remove(at)))
 }

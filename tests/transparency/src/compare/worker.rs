@@ -10,6 +10,7 @@
 //! | `probe INDEX STATUS` | what it answered |
 //! | `answer ...` | what `cuGetProcAddress` says of one symbol |
 //! | `shown ...` | a call written out |
+//! | `died in ...` | the last calls of a process that a signal ends, the latest last |
 //! | `end` | nothing is missing |
 
 use std::io::Write;
@@ -19,9 +20,8 @@ use shim_ffi::*;
 
 use super::Task;
 use crate::api::Api;
-use crate::probe;
-use crate::sequence;
 use crate::transcript::Transcript;
+use crate::{last_calls, probe, sequence};
 
 /// Seconds after which a probe that has not come back ends the process.
 const PROBE_SECONDS: u32 = 20;
@@ -83,6 +83,7 @@ pub fn run(task: Task, shown: Range<u64>, preloaded: bool, governed: bool) -> Re
             return Ok(());
         }
         Task::Walk { plan } | Task::Random { plan } => {
+            last_calls::tell_if_ended();
             let _ = api.resolve();
             let name = device_name(&api);
             if governed && !attached() {

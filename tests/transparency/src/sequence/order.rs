@@ -7,7 +7,7 @@ use super::{call, call_on, stream as as_stream};
 use crate::transcript::Word::{Hidden, Name, Raw};
 
 /// Whether work is still going on is a matter of time: both answers count as the same.
-fn timeless(result: CUresult) -> CUresult {
+pub(crate) fn timeless(result: CUresult) -> CUresult {
     if result == CUresult::CUDA_ERROR_NOT_READY {
         CUresult::CUDA_SUCCESS
     } else {
