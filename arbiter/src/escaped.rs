@@ -19,6 +19,8 @@ use crate::serve::Arbiter;
 
 /// Processes of one job that are reported; more are counted.
 const MAX_REPORTED: usize = 16;
+/// How far up the tree of processes those are looked for that wait for one that got out of its job.
+const MOST_BETWEEN: usize = 64;
 
 impl Arbiter {
     /// NVML has looked at `taken_ns`: who is on a device without being attached?
@@ -100,11 +102,17 @@ impl Arbiter {
         }
     }
 
-    /// Ends a strict job: the process that got out of it, and then everything that belongs to it.
+    /// Ends a strict job: everything that belongs to it, and the process that got out of it with
+    /// those that wait for it.
     fn end_job(&mut self, id: TenantId, escaped: Process, why: &str) {
         self.begin_ending(id, "strict", &format!("it is strict: {why}"));
-        self.end_process(escaped);
-        self.end_all_of(id);
+        let mut living = self.known_of(id);
+        let between = between(escaped.pid, |pid| {
+            living.members.iter().any(|member| member.pid == pid)
+        });
+        living.members.extend(between);
+        living.members.push(escaped);
+        self.end_members(&living);
     }
 
     /// Lets nothing more of a job in, and says so in the journal; `why` comes after "because".
@@ -123,19 +131,27 @@ impl Arbiter {
 
     /// Ends what is known to belong to a job.
     pub(crate) fn end_all_of(&mut self, id: TenantId) {
-        let mut known = known_jobs(&self.ledger, &self.clients).into_iter();
-        let known = known.find(|known| known.id == id);
-        let living = Living {
-            count: 0,
-            members: known.map_or_else(Vec::new, |known| known.members),
-        };
+        let living = self.known_of(id);
         self.end_members(&living);
     }
 
-    /// Ends these processes of a job, and has what is left of it counted.
+    /// What is known to belong to a job; not counted.
+    fn known_of(&self, id: TenantId) -> Living {
+        let mut known = known_jobs(&self.ledger, &self.clients).into_iter();
+        let known = known.find(|known| known.id == id);
+        Living {
+            count: 0,
+            members: known.map_or_else(Vec::new, |known| known.members),
+        }
+    }
+
+    /// Ends these processes of a job, and has what is left of it counted. A parent goes before its
+    /// children: one that sees its child end may go on as if nothing had happened, and end well.
     pub(crate) fn end_members(&mut self, living: &Living) {
-        for process in &living.members {
-            self.end_process(*process);
+        let mut members = living.members.clone();
+        members.sort_by_key(|process| (process.started_ticks, process.pid));
+        for process in members {
+            self.end_process(process);
         }
         let now_ns = self.clock.mono_ns();
         self.outsiders.count_at(now_ns);
@@ -158,5 +174,54 @@ impl Arbiter {
         {
             self.warn_of_stranger(&format!("process {} cannot be ended: {errno}", process.pid));
         }
+    }
+}
+
+/// The processes above `pid` up to the first that `is_member`; none where there is no such one, for
+/// then they are somebody else's.
+fn between(pid: u32, is_member: impl Fn(u32) -> bool) -> Vec<Process> {
+    let mut found = Vec::new();
+    let mut at = peer::parent(pid);
+    while let Some(process) = at.filter(|_| found.len() < MOST_BETWEEN) {
+        if is_member(process.pid) {
+            return found;
+        }
+        found.push(process);
+        at = peer::parent(process.pid);
+    }
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_between_are_found_up_to_a_member_and_nobody_else() {
+        let own = std::process::id();
+        let parent = peer::parent(own).map(|process| process.pid);
+        let Some(parent) = parent else {
+            return; // The first process of a container.
+        };
+        assert_eq!(between(own, |pid| pid == parent), []);
+        assert_eq!(between(own, |_| false), []);
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", "sleep 1000 & echo $!; wait"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        let mut line = String::new();
+        let out = child.stdout.take().expect("its output");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("a line");
+        let grandchild: u32 = line.trim().parse().expect("a process id");
+        let found: Vec<u32> = between(grandchild, |pid| pid == own)
+            .iter()
+            .map(|process| process.pid)
+            .collect();
+        child.kill().expect("ended");
+        child.wait().expect("waited for");
+        let sleeper = Pid::from_raw(grandchild as i32).expect("not 0");
+        rustix::process::kill_process(sleeper, Signal::KILL).expect("ended");
+        assert_eq!(found, [child.id()]);
     }
 }

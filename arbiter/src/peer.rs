@@ -8,6 +8,8 @@ use channel::arbiter::ClientPages;
 use rustix::io::Errno;
 use rustix::process::Pid;
 
+use crate::census::Process;
+
 /// What a client, or all of a tenant's, claim to be doing on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Activity {
@@ -189,6 +191,16 @@ impl Stat {
 /// Whether an error at a file of `/proc/PID` says that the process is gone, or not seen from here.
 pub fn is_gone(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH)
+}
+
+/// The parent of a process; `None` where it cannot be seen from here, or is nobody.
+pub fn parent(pid: u32) -> Option<Process> {
+    let parent = Stat::of(pid).ok()??.parent;
+    let stat = Stat::of(parent).ok()??;
+    Some(Process {
+        pid: parent,
+        started_ticks: stat.started_ticks,
+    })
 }
 
 /// Start time of a process in clock ticks since boot; `None`: it has ended.

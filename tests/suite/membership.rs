@@ -233,6 +233,27 @@ fn a_strict_job_is_ended_for_a_process_that_lost_the_library() {
 }
 
 #[test]
+fn a_strict_job_is_ended_before_anybody_sees_a_process_of_it_end() {
+    let sandbox = Sandbox::new();
+    let _arbiter = sandbox.arbiter();
+    // Each of the two shells would go on, and end well.
+    let inner = CLEANED.replace("; exit 0", "; echo inner >>over");
+    assert_ne!(inner, CLEANED);
+    let script = format!("sh -c 'echo $$ >inner; {inner}' sh \"$1\"; echo outer >>over; exit 0");
+    let mut run = escaping(&sandbox, &["--name", "out", "--strict"], &script);
+    assert_eq!(run.ask("init"), "0");
+    let inner = std::fs::read_to_string(sandbox.path("inner")).expect("it has begun");
+    let inner = nix::unistd::Pid::from_raw(inner.trim().parse().expect("a process id"));
+    wait_until("the job is ended", || run.running.has_ended().then_some(()));
+    let gone = || nix::sys::signal::kill(inner, None).is_err();
+    wait_until("all of it", || gone().then_some(()));
+    let outcome = run.finish();
+    assert_eq!(outcome.signal, Some(9), "{outcome:?}");
+    let over = std::fs::read_to_string(sandbox.path("over"));
+    assert!(over.is_err(), "went on: {over:?}");
+}
+
+#[test]
 fn a_strict_job_whose_processes_are_all_inside_is_left_alone() {
     let sandbox = Sandbox::new();
     let _arbiter = sandbox.arbiter();
