@@ -39,7 +39,12 @@ pub fn device(world: &mut World) {
         }
         4 => {
             let mut name = [0; 64];
-            let length = world.rng.pick(&[64, 8, 1, 0, -1]);
+            // Without space for a name, where a driver checks that: NVIDIA's (580) does not.
+            let lengths: &[i32] = match world.plan.hostile {
+                true => &[64, 8, 1, 0, -1],
+                false => &[64, 8, 1],
+            };
+            let length = world.rng.pick(lengths);
             let _ = call!(world, cuDeviceGetName(name.as_mut_ptr(), length, device) [Raw(length as u64)]
                 => [Raw(text(&name))]);
             let _ = call!(world, cuDeviceGetPCIBusId(name.as_mut_ptr(), length, device) [Raw(length as u64)]
