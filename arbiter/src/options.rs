@@ -111,6 +111,13 @@ impl Default for Rules {
 /// thread, with a margin for a busy host; a hundredth of the usual slice.
 const LEAD_NS: u64 = 80_000;
 
+/// What an NVIDIA device takes to turn from one process's context to another's: 139 to 141 us in
+/// half of 701 hand-overs on an H200 with driver 580 (`docs/results/h200`), by its own clock, and
+/// never less.
+const TURN_NS: u64 = 140_000;
+/// The same of the simulated one (`switch_us` in `docs/reference/simgpu.md`).
+const SIMULATED_TURN_NS: u64 = 20_000;
+
 /// How a daemon is started.
 pub struct Options {
     /// Where its sockets and files are. It has to exist.
@@ -234,8 +241,13 @@ impl Options {
         }
     }
 
-    /// How a device with these settings is run.
-    pub(crate) fn setup(&self, settings: &DeviceSettings, memory_bytes: u64) -> Setup {
+    /// How a device with these settings is run; `simulated`: it is one of the simulated driver's.
+    pub(crate) fn setup(
+        &self,
+        settings: &DeviceSettings,
+        memory_bytes: u64,
+        simulated: bool,
+    ) -> Setup {
         let policy = settings.policy.as_ref().map(convert::policy);
         Setup {
             mode: match settings.mode {
@@ -243,7 +255,7 @@ impl Options {
                 Some(SliceMode::Auto) => Mode::Auto,
                 _ => Mode::Exclusive,
             },
-            pace: self.pace(settings),
+            pace: self.pace(settings, simulated),
             // CAST: a small number.
             holders: settings.holders.unwrap_or(1) as usize,
             // What makes no sense was refused when it was said.
@@ -258,7 +270,7 @@ impl Options {
     }
 
     /// The pace of a device with these settings.
-    fn pace(&self, settings: &DeviceSettings) -> Pace {
+    fn pace(&self, settings: &DeviceSettings, simulated: bool) -> Pace {
         let micros_of = |span: Option<control::Span>| {
             span.map(|span| u32::try_from(span.micros()).unwrap_or(u32::MAX))
         };
@@ -290,6 +302,11 @@ impl Options {
             unmarked_quiet_ns: nanos(self.quiet).max(1_000_000),
             tick_ns: 20_000_000,
             lead_ns: if early_wake { LEAD_NS } else { 0 },
+            turn_ns: if simulated {
+                SIMULATED_TURN_NS
+            } else {
+                TURN_NS
+            },
         }
     }
 }

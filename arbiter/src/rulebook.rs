@@ -257,7 +257,8 @@ impl Rulebook {
     pub fn setup(&self, devices: &Devices, index: usize, usable_bytes: u64) -> Setup {
         let mut settings = self.settings(devices, index);
         settings.policy.get_or_insert_with(default_policy);
-        self.options.setup(&settings, usable_bytes)
+        let simulated = devices.get(index).is_some_and(|device| device.simulated);
+        self.options.setup(&settings, usable_bytes, simulated)
     }
 
     /// Sets something on a device by hand, over what was set before. It was [checked](check).

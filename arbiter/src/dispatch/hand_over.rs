@@ -5,7 +5,7 @@
 //! that) to the moment at which the first waiting thread was let in; it costs nothing where that
 //! thread was there before. The end of a drain is found between two looks, and is taken to be half
 //! way between them. The time that the device itself needs to turn from one context to the other
-//! cannot be seen, and is taken to be [`TURN_NS`].
+//! cannot be seen: it is a figure of the device ([`super::pace::Pace::turn_ns`]).
 //!
 //! Invariants: one slice at most waits to begin (`coming`), and only it has a time at which it
 //! begins although the drains before it have not ended; one tenant at most is pre-woken; the cost
@@ -15,11 +15,6 @@ use policy::quantum::SwitchCost;
 use policy::{Slice, TenantId};
 
 use super::roster::Roster;
-
-/// What a device takes to turn from one process's context to another's, in nanoseconds: tens of
-/// microseconds (`docs/reference/simgpu.md`). Slices are long enough for that as well: with
-/// hand-overs of 15 us alone they would be 2 ms, and lose 1.75 %.
-const TURN_NS: u64 = 20_000;
 
 /// For so long after a gate has opened the cores are left to the threads that were woken, in
 /// nanoseconds.
@@ -164,8 +159,8 @@ impl HandOver {
         self.cost.ns()
     }
 
-    /// What one costs with the device's own part.
-    pub fn whole_cost_ns(&self) -> u64 {
-        self.cost.ns() + TURN_NS
+    /// What one costs with the device's own part, `turn_ns`.
+    pub fn whole_cost_ns(&self, turn_ns: u64) -> u64 {
+        self.cost.ns() + turn_ns
     }
 }

@@ -573,7 +573,7 @@ impl DeviceScheduler {
             .roster
             .iter()
             .any(|entity| entity.competes(now_ns) && entity.class(now_ns) == Class::Guaranteed);
-        let cost_ns = self.hand_over.whole_cost_ns();
+        let cost_ns = self.hand_over.whole_cost_ns(self.pace.turn_ns);
         self.choice.adapt(self.pace.quantum, cost_ns, promised);
     }
 

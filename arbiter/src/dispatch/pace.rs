@@ -40,6 +40,9 @@ pub struct Pace {
     /// How long before the end of a slice the next tenant is woken, so that its threads are up when
     /// their gate opens; 0: they are woken by the opening.
     pub lead_ns: u64,
+    /// What the device takes to turn from one process's context to another's: slices are long
+    /// enough for that as well.
+    pub turn_ns: u64,
 }
 
 /// One at a time, or all at once.

@@ -27,6 +27,7 @@ fn pace() -> Pace {
         unmarked_quiet_ns: MS,
         tick_ns: 20 * MS,
         lead_ns: 0,
+        turn_ns: 20 * US,
     }
 }
 
