@@ -1,5 +1,5 @@
-//! The last calls of a process, written out when a signal ends it: a crash inside of the driver says
-//! nothing else of where it was.
+//! The last calls of a process, written out when a signal ends it: a crash inside of the driver
+//! says nothing else of where it was.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 

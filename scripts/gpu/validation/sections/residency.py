@@ -155,7 +155,8 @@ def oversubscribe(ctx):
         space = 6 * GIB
         ctx.bare["SUBLET_SIM_CAPACITY"] = f"{space}B"
     else:
-        space = int(min(total * 0.9, host_bytes() / 3))
+        # Small enough that locking as much of the host's memory is soon done.
+        space = int(min(total * 0.9, host_bytes() / 6))
     quota = int(space * 2.2 / 3) // (2 * MIB) * 2 * MIB
     history = quota - 160 * MIB
     words = [train, "--json", "--progress-every", "0", "--steps", "3000", "--extra-us", "1000", "--history", f"{history}B", "--seed"]
