@@ -125,7 +125,7 @@ class Runner:
             raise
         except Exception as error:
             result.status = FAILED
-            result.reason = f"the section itself failed with {type(error).__name__}: {error}\n" + "".join(traceback.format_exc()[-1500:])
+            result.reason = f"the section itself failed with {type(error).__name__}: {error}\n" + traceback.format_exc()[-1500:].replace(f"{place_module.ROOT}/", "")
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             if result.has_failed():

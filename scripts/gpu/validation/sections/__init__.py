@@ -35,7 +35,7 @@ ALL = [
     Section("pin_beside", neighbours.pin_beside, 30, None, "allocations beside another process that page-locks memory"),
     Section("streams", neighbours.streams, 60, None, "six streams, destroyed streams, captures during evictions"),
     Section("record", experiments.record, 110, None, "jobs recorded and replayed: launches, device time, what recording costs"),
-    Section("interfere", experiments.interfere, 190, None, "two jobs and their replays beside each other, and without us"),
+    Section("interfere", experiments.interfere, 260, None, "two jobs and their replays beside each other, and without us"),
     Section("tools", neighbours.tools, 55, None, "NVIDIA's profilers and debuggers on a governed program"),
     Section("expandable", torch_jobs.expandable, 45, "torch", "PyTorch's expandable segments under a quota"),
     Section("async_alloc", torch_jobs.async_alloc, 45, "torch", "PyTorch on cudaMallocAsync under a quota"),
