@@ -168,7 +168,7 @@ fn grant(number: u64) -> Grant {
         number,
         quantum_us: 0,
         deadline_mono_ns: 0,
-        window_us: 0,
+        window: channel::Window::always(0),
     }
 }
 

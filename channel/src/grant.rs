@@ -26,8 +26,35 @@ pub struct Grant {
     pub quantum_us: u32,
     /// `CLOCK_MONOTONIC` end in nanoseconds; 0 for none.
     pub deadline_mono_ns: u64,
-    /// How long work may stay queued on the device, in microseconds; 0 for no bound.
-    pub window_us: u32,
+    /// How long work may stay queued on the device.
+    pub window: Window,
+}
+
+/// An in-flight bound.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Window {
+    /// In microseconds; 0 for no bound.
+    pub us: u32,
+    /// What is over before the grant is may be queued as well, up to so many microseconds.
+    pub most_us: u32,
+}
+
+impl Window {
+    /// One that does not depend on what is left of the grant.
+    pub fn always(us: u32) -> Self {
+        Self { us, most_us: us }
+    }
+
+    /// The bound in microseconds at `now_ns` of a grant that ends at `end_ns` (0: it has no end).
+    #[must_use]
+    pub fn now_us(self, now_ns: u64, end_ns: u64) -> u32 {
+        if self.us == 0 {
+            return 0;
+        }
+        let left_us = end_ns.saturating_sub(now_ns) / 1000;
+        let left_us = u32::try_from(left_us).unwrap_or(u32::MAX);
+        self.us.max(left_us.min(self.most_us))
+    }
 }
 
 /// The arbiter's end of a client's [`ArbiterHalf`].
@@ -40,7 +67,7 @@ impl ArbiterHalf {
         slot.grant.store(grant.number, Relaxed);
         slot.quantum_us.store(grant.quantum_us, Relaxed);
         slot.deadline_mono_ns.store(grant.deadline_mono_ns, Relaxed);
-        slot.window_us.store(grant.window_us, Relaxed);
+        slot.set_window(grant.window);
         // Who found it closed by the clock may be waiting on its word.
         self.keep(device);
         // SYNC(turn): before the gate's Release store, so that a client that sees the gate open
@@ -113,9 +140,9 @@ impl ArbiterHalf {
     }
 
     /// Changes the in-flight bound of an open grant.
-    pub fn set_window(&self, device: usize, window_us: u32) {
+    pub fn set_window(&self, device: usize, window: Window) {
         if let Some(slot) = self.devices.get(device) {
-            slot.window_us.store(window_us, Relaxed);
+            slot.set_window(window);
         }
     }
 
@@ -268,9 +295,31 @@ impl DeviceGrant {
         self.gate.wait(seen, timeout);
     }
 
-    /// In-flight bound in microseconds; 0 for none.
+    /// In-flight bound in microseconds, however little is left of the grant; 0 for none.
     pub fn window_us(&self) -> u32 {
         self.window_us.load(Relaxed)
+    }
+
+    /// The whole in-flight bound.
+    pub fn window(&self) -> Window {
+        Window {
+            us: self.window_us.load(Relaxed),
+            most_us: self.window_most_us.load(Relaxed),
+        }
+    }
+
+    fn set_window(&self, window: Window) {
+        self.window_us.store(window.us, Relaxed);
+        self.window_most_us.store(window.most_us, Relaxed);
+    }
+
+    /// `CLOCK_MONOTONIC` time at which submissions end, in nanoseconds: by the clock, where that is
+    /// said, else the end of the grant; 0 for none.
+    pub fn end_mono_ns(&self) -> u64 {
+        match self.turn_mono_ns() {
+            0 => self.deadline_mono_ns(),
+            turn_ns => turn_ns,
+        }
     }
 
     /// `CLOCK_MONOTONIC` end of the grant in nanoseconds; 0 for none.
@@ -292,5 +341,28 @@ impl DeviceGrant {
     /// did.
     pub fn physical_free_bytes(&self) -> u64 {
         self.physical_free_bytes.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_over_before_the_grant_may_be_queued() {
+        let window = Window {
+            us: 2000,
+            most_us: 20_000,
+        };
+        let at = |now_us: u64, end_us: u64| window.now_us(now_us * 1000, end_us * 1000);
+        assert_eq!(at(100, 50_100), 20_000);
+        assert_eq!(at(100, 10_100), 10_000);
+        assert_eq!(at(100, 1100), 2000);
+        assert_eq!(at(1100, 100), 2000, "its end has passed");
+        assert_eq!(at(100, 0), 2000, "it has no end");
+        assert_eq!(at(0, u64::MAX / 1000), 20_000);
+        assert_eq!(Window::always(700).now_us(0, 1_000_000_000), 700);
+        let unbound = Window { us: 0, most_us: 9 };
+        assert_eq!(unbound.now_us(0, 1_000_000_000), 0);
     }
 }

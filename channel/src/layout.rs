@@ -17,7 +17,7 @@ use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 /// Incompatible changes of the layout.
 pub const LAYOUT_MAJOR: u32 = 2;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
-pub const LAYOUT_MINOR: u32 = 0;
+pub const LAYOUT_MINOR: u32 = 1;
 
 /// Devices that one client can name.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
@@ -117,7 +117,9 @@ pub struct DeviceGrant {
     pub(crate) deadline_mono_ns: AtomicU64,
     /// Length of the grant in microseconds.
     pub(crate) quantum_us: AtomicU32,
-    pub(crate) reserved0: u32,
+    /// How long work may stay queued while more than that is left of the grant, in microseconds;
+    /// where it is not above `window_us`, that is all. Since 2.1.
+    pub(crate) window_most_us: AtomicU32,
     /// Memory limit of the tenant on this device in bytes, [`NO_LIMIT`] for none.
     pub(crate) limit_bytes: AtomicU64,
     /// Physical memory of the device in bytes.

@@ -38,7 +38,7 @@ pub mod wire;
 #[cfg(not(loom))]
 pub use accounts::{Accounts, PageViolation};
 pub use activity::{Following, InFlight};
-pub use grant::{COMING, Grant, OPEN};
+pub use grant::{COMING, Grant, OPEN, Window};
 pub use journal::{BadRecord, Bypass, Event, Record};
 pub use layout::{
     ArbiterHalf, BOUNDARY_SLOTS, BoundaryRing, ClientHalf, DeviceGrant, JOURNAL_SLOTS,

@@ -95,7 +95,7 @@ fn grants_requests_memory_and_records_cross_the_channel() {
         number: 4,
         quantum_us: 5000,
         deadline_mono_ns: 77,
-        window_us: 3000,
+        window: channel::Window::always(3000),
     };
     assert!(pages.arbiter.open(0, &grant) <= 1);
     gate.wait(seen, PATIENCE);

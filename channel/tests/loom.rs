@@ -20,7 +20,7 @@ fn grant(number: u64) -> Grant {
         number,
         quantum_us: 5000,
         deadline_mono_ns: 7,
-        window_us: 2000,
+        window: channel::Window::always(2000),
     }
 }
 

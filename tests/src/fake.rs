@@ -107,7 +107,7 @@ impl Attached {
                 number: 1,
                 quantum_us: 5000,
                 deadline_mono_ns: 0,
-                window_us: 0,
+                window: channel::Window::always(0),
             },
         );
     }

@@ -46,7 +46,7 @@ impl Host {
             number: 2,
             quantum_us: 5000,
             deadline_mono_ns: 0,
-            window_us,
+            window: channel::Window::always(window_us),
         };
         self.arbiter.pages.arbiter.open(0, &grant);
     }

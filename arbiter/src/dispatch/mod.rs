@@ -52,8 +52,8 @@ mod windows;
 
 use std::rc::Rc;
 
-use channel::Grant;
 use channel::arbiter::ClientPages;
+use channel::{Grant, Window};
 use policy::{Class, Iterations, Memory, QuantumBounds, TenantId};
 
 use crate::residency::ResidencyManager;
@@ -183,7 +183,7 @@ impl DeviceScheduler {
         let grant = self.grant_of(&self.roster[at], now_ns, 0, 0);
         let entity = &mut self.roster[at];
         // Also before its first grant: it may come in by the clock, before that is written.
-        pages.arbiter.set_window(self.device, grant.window_us);
+        pages.arbiter.set_window(self.device, grant.window);
         entity.standing = self.residency.standing(tenant);
         entity.add_client(client, Rc::clone(&pages), self.device);
         if entity.holds() {
@@ -530,8 +530,8 @@ impl DeviceScheduler {
     /// Gives everybody the bound that holds now.
     fn set_windows(&mut self, now_ns: u64) {
         for at in 0..self.roster.len() {
-            let window_us = self.window_of(&self.roster[at], now_ns);
-            self.roster[at].set_window(self.device, window_us);
+            let window = self.window_of(&self.roster[at], now_ns);
+            self.roster[at].set_window(self.device, window);
         }
     }
 
@@ -547,11 +547,11 @@ impl DeviceScheduler {
             number: self.grants,
             quantum_us,
             deadline_mono_ns,
-            window_us: self.window_of(entity, now_ns),
+            window: self.window_of(entity, now_ns),
         }
     }
 
-    fn window_of(&self, entity: &RunEntity, now_ns: u64) -> u32 {
+    fn window_of(&self, entity: &RunEntity, now_ns: u64) -> Window {
         self.windows.of(now_ns, entity, &self.roster, &self.pace)
     }
 

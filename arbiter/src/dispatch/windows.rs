@@ -1,8 +1,15 @@
 //! How much of a tenant's work may stay queued on the device: its in-flight bound.
 //!
-//! Invariants: the bound of an opportunistic tenant beside a guaranteed one is always the smallest;
-//! nobody has the wide one within [`CROWDED_NS`] of a moment of contention.
+//! What is over before a slice ends harms nobody. So a program whose host runs ahead of the device
+//! at times may queue as much as is left of its slice, up to the wide bound: the device has work
+//! while the host is behind.
+//!
+//! Invariants: the bound of an opportunistic tenant beside a guaranteed one is always the smallest,
+//! for its slice ends when that one comes; nobody has the wide one at the end of a slice within
+//! [`CROWDED_NS`] of a moment of contention, nor has a gang, whose kernels wait for each other on
+//! several devices.
 
+use channel::Window;
 use policy::Class;
 
 use super::entity::RunEntity;
@@ -24,8 +31,8 @@ impl Windows {
         self.crowded_until_ns = now_ns + CROWDED_NS;
     }
 
-    /// That of a tenant, in microseconds.
-    pub fn of(&self, now_ns: u64, entity: &RunEntity, roster: &Roster, pace: &Pace) -> u32 {
+    /// That of a tenant.
+    pub fn of(&self, now_ns: u64, entity: &RunEntity, roster: &Roster, pace: &Pace) -> Window {
         let guaranteed = |other: &RunEntity| {
             other.tenant != entity.tenant
                 && !other.clients().is_empty()
@@ -33,11 +40,16 @@ impl Windows {
                 && !other.terms().paused
         };
         if entity.class(now_ns) == Class::Opportunistic && roster.iter().any(guaranteed) {
-            pace.gap_window_us
-        } else if now_ns < self.crowded_until_ns {
-            pace.window_us
+            Window::always(pace.gap_window_us)
+        } else if now_ns >= self.crowded_until_ns {
+            Window::always(pace.lone_window_us)
+        } else if entity.gang {
+            Window::always(pace.window_us)
         } else {
-            pace.lone_window_us
+            Window {
+                us: pace.window_us,
+                most_us: pace.lone_window_us,
+            }
         }
     }
 }
@@ -58,10 +70,15 @@ mod tests {
         let terms = Terms::plain(Class::Opportunistic, 500_000);
         let entity = RunEntity::new(0, TenantId(7), terms, &pace);
         let of = |windows: &Windows, ns| windows.of(ns, &entity, &roster, &pace);
-        assert_eq!(of(&windows, 5), pace.lone_window_us);
+        let wide = Window::always(pace.lone_window_us);
+        assert_eq!(of(&windows, 5), wide);
         windows.note_contention(5);
         windows.note_contention(9);
-        assert_eq!(of(&windows, 9 + CROWDED_NS - 1), pace.window_us);
-        assert_eq!(of(&windows, 9 + CROWDED_NS), pace.lone_window_us);
+        let crowded = Window {
+            us: pace.window_us,
+            most_us: pace.lone_window_us,
+        };
+        assert_eq!(of(&windows, 9 + CROWDED_NS - 1), crowded);
+        assert_eq!(of(&windows, 9 + CROWDED_NS), wide);
     }
 }

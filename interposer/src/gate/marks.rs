@@ -778,21 +778,27 @@ fn aim_ns(thread: &Thread, attached: &Attached) -> u64 {
     }
 }
 
+fn grant<'a>(thread: &Thread, attached: &'a Attached) -> Option<&'a channel::DeviceGrant> {
+    let device = (thread.device_plus_one.get() as usize).checked_sub(1)?;
+    attached.end.arbiter.device(device)
+}
+
+/// What may be in flight at the end of a slice.
 fn window_us(thread: &Thread, attached: &Attached) -> u32 {
-    let device = thread.device_plus_one.get() as usize;
-    device
-        .checked_sub(1)
-        .and_then(|device| attached.end.arbiter.device(device))
-        .map_or(0, channel::DeviceGrant::window_us)
+    grant(thread, attached).map_or(0, channel::DeviceGrant::window_us)
+}
+
+/// What may be in flight now.
+fn window_now_us(thread: &Thread, attached: &Attached, now_ns: u64) -> u32 {
+    grant(thread, attached).map_or(0, |grant| {
+        grant.window().now_us(now_ns, grant.end_mono_ns())
+    })
 }
 
 /// What fits into what is left of a slice, by weight; anything where it has no end, or is past it
 /// and nobody has come.
 fn until_turn(thread: &Thread, attached: &Attached) -> u64 {
-    let Some(grant) = (thread.device_plus_one.get() as usize)
-        .checked_sub(1)
-        .and_then(|device| attached.end.arbiter.device(device))
-    else {
+    let Some(grant) = grant(thread, attached) else {
         return u64::MAX;
     };
     let (turn_ns, deadline_ns) = (grant.turn_mono_ns(), grant.deadline_mono_ns());
@@ -854,7 +860,8 @@ fn patience_ns(thread: &Thread, client: &ClientHalf) -> u64 {
     PATIENCE_NS << thread.impatience.get().min(6)
 }
 
-/// Waits while more is in flight on these streams of the thread's than the window holds. Several
+/// Waits while more is in flight on these streams of the thread's than the window holds, which is
+/// the wider the more is left of the slice: what is over by then is in nobody's way. Several
 /// streams in flight share it: each may have its part, or what the others leave of the whole.
 ///
 /// The wait has a deadline that doubles each time it runs out and nothing has moved: what we wait
@@ -888,8 +895,7 @@ fn bound(
     }
     let crowd = attached.end.client.in_flight(device).streams.max(1);
     thread.crowd.set(crowd);
-    let window_ns = u64::from(window_us) * 1000;
-    let share_ns = window_ns / u64::from(crowd);
+    let nap_ns = u64::from(window_us) * 1000 / u64::from(crowd) / 16;
     let begun = now_ns();
     let patience_ns = patience_ns(thread, client);
     let mut waiting = None;
@@ -908,7 +914,14 @@ fn bound(
             if word.done() != done_at_first {
                 thread.impatience.set(0);
             }
-            if rate.fits(word, share_ns, now)
+            // What nobody knows may take any time: of that there is never more than fits the end
+            // of a slice.
+            let window_us = match rate.guesses(word) {
+                true => window_us,
+                false => window_now_us(thread, attached, now),
+            };
+            let window_ns = u64::from(window_us) * 1000;
+            if rate.fits(word, window_ns / u64::from(crowd), now)
                 || crowd > 1
                     && rate.fits(word, window_ns, now)
                     && in_flight_ns(attached, device) <= window_ns
@@ -937,7 +950,7 @@ fn bound(
             let nap_ns = if rate.guesses(word) {
                 10_000
             } else {
-                (window_ns / u64::from(crowd) / 16).clamp(10_000, 100_000)
+                nap_ns.clamp(10_000, 100_000)
             };
             waiting.get_or_insert_with(Waiting::begin).nap(nap_ns);
         }

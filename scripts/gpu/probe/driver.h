@@ -138,6 +138,7 @@ int mode_idle_marks(int argc, char **argv);
 int mode_vmm(int argc, char **argv);
 int mode_pcie(int argc, char **argv);
 int mode_turns(int argc, char **argv);
+int mode_ahead(int argc, char **argv);
 int mode_handles(int argc, char **argv);
 int mode_pins(int argc, char **argv);
 int mode_allocs(int argc, char **argv);

@@ -9,6 +9,7 @@
  *   probe vmm [MOST_BYTES]                         cost of physical handles (memory.c)
  *   probe pcie [BYTES]                             what the link carries (memory.c)
  *   probe turns SECONDS KERNEL_US GAP_US [host]    an always busy tenant and its gaps (turns.c)
+ *   probe ahead SECONDS LAUNCHES KERNEL_US SLOW_US a host that is ahead and behind in turns (turns.c)
  *   probe handles SECONDS BYTES [copy]             physical handles beside a copy or another process (neighbours.c)
  *   probe pins SECONDS BYTES                       page-locking, again and again (neighbours.c)
  *   probe allocs SECONDS BYTES                     each allocation's time (neighbours.c)
@@ -29,7 +30,7 @@ int main(int argc, char **argv) {
                {"info", mode_info},     {"first", mode_first},     {"marks", mode_marks},   {"vmm", mode_vmm},
                {"pcie", mode_pcie},     {"turns", mode_turns},     {"idle-marks", mode_idle_marks}, {"handles", mode_handles},
                {"pins", mode_pins},     {"allocs", mode_allocs},   {"streams", mode_streams}, {"destroyed", mode_destroyed},
-               {"captures", mode_captures}};
+               {"captures", mode_captures}, {"ahead", mode_ahead}};
   for (size_t i = 0; argc > 1 && i < sizeof modes / sizeof *modes; i++)
     if (!strcmp(argv[1], modes[i].name)) return modes[i].run(argc - 2, argv + 2);
   fprintf(stderr, "probe: unknown mode '%s': there are", argc > 1 ? argv[1] : "");

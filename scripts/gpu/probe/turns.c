@@ -16,6 +16,41 @@ static void print_gaps(const char *name, size_t count) {
   json_end();
 }
 
+/* ahead SECONDS LAUNCHES KERNEL_US SLOW_US: steps of LAUNCHES kernels without a pause and as many with SLOW_US of host work
+ * before each, eight steps ahead at most: the host is ahead of the device for one half of a step and behind in the other, as
+ * that of a training is. Steps per second after the first. */
+int mode_ahead(int argc, char **argv) {
+  enum { STEPS = 8 };
+  if (argc < 4) fail("ahead SECONDS LAUNCHES KERNEL_US SLOW_US");
+  const double seconds = atof(argv[0]);
+  const size_t launches = strtoull(argv[1], NULL, 10);
+  uint64_t us = strtoull(argv[2], NULL, 10);
+  const uint64_t slow_ns = strtoull(argv[3], NULL, 10) * 1000;
+  driver_start();
+  CUfunction busy = kernel("sublet_busy_us");
+  void *parameters[] = {&us};
+  CUevent done[STEPS];
+  for (int i = 0; i < STEPS; i++) check(cu.EventCreate(&done[i], 2), "cuEventCreate");
+  const uint64_t warm = now_ns() + 1000000000, end = warm + (uint64_t)(seconds * 1e9);
+  uint64_t from = 0;
+  size_t steps = 0, before = 0;
+  while (now_ns() < end) {
+    if (steps >= STEPS) check(cu.EventSynchronize(done[steps % STEPS]), "cuEventSynchronize");
+    for (size_t i = 0; i < 2 * launches; i++) {
+      const uint64_t until = now_ns() + (i < launches ? 0 : slow_ns);
+      while (now_ns() < until) {
+      }
+      check(cu.LaunchKernel(busy, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL), "cuLaunchKernel");
+    }
+    check(cu.EventRecord(done[steps++ % STEPS], NULL), "cuEventRecord");
+    if (!from && now_ns() > warm) from = now_ns(), before = steps;
+  }
+  json_open();
+  json_number("steps_per_s", from ? (double)(steps - before) * 1e9 / (double)(now_ns() - from) : 0);
+  json_close();
+  return 0;
+}
+
 /* turns SECONDS KERNEL_US GAP_US [host]: kernels without pause on the NULL stream, DEPTH in flight. Gaps longer than GAP_US
  * are printed as [end of the one before, begin of the one after]. With `host` the kernel writes no stamps. */
 int mode_turns(int argc, char **argv) {

@@ -5,8 +5,8 @@
 
 use std::rc::Rc;
 
-use channel::Grant;
 use channel::arbiter::ClientPages;
+use channel::{Grant, Window};
 
 use crate::peer::{self, Activity};
 
@@ -14,15 +14,15 @@ use crate::peer::{self, Activity};
 #[derive(Debug)]
 pub struct Clients {
     of: Vec<(u64, Rc<ClientPages>)>,
-    window_us: u32,
+    window: Window,
 }
 
 impl Clients {
     /// None yet; those that come are given this in-flight bound.
-    pub fn new(window_us: u32) -> Self {
+    pub fn new(window: Window) -> Self {
         Self {
             of: Vec::new(),
-            window_us,
+            window,
         }
     }
 
@@ -49,7 +49,7 @@ impl Clients {
         for (_, pages) in &self.of {
             woken |= pages.arbiter.open(device, grant) > 0;
         }
-        self.window_us = grant.window_us;
+        self.window = grant.window;
         woken
     }
 
@@ -61,19 +61,19 @@ impl Clients {
     }
 
     /// Gives them an in-flight bound, where it is another one.
-    pub fn set_window(&mut self, device: usize, window_us: u32) {
-        if window_us == self.window_us {
+    pub fn set_window(&mut self, device: usize, window: Window) {
+        if window == self.window {
             return;
         }
-        self.window_us = window_us;
+        self.window = window;
         for (_, pages) in &self.of {
-            pages.arbiter.set_window(device, window_us);
+            pages.arbiter.set_window(device, window);
         }
     }
 
-    /// The in-flight bound that they were given.
+    /// The in-flight bound that they were given, however little is left of a slice.
     pub fn window_us(&self) -> u32 {
-        self.window_us
+        self.window.us
     }
 
     /// Whether one of them waits at its gate.
@@ -99,7 +99,7 @@ mod tests {
         let pages: Vec<Rc<ClientPages>> = (0..2)
             .map(|_| Rc::new(ClientPages::create().expect("pages")))
             .collect();
-        let mut clients = Clients::new(500);
+        let mut clients = Clients::new(Window::always(500));
         for (id, pages) in (7..).zip(&pages) {
             clients.add(id, Rc::clone(pages));
         }
@@ -110,7 +110,7 @@ mod tests {
             number: 1,
             quantum_us: 2000,
             deadline_mono_ns: 0,
-            window_us: 3000,
+            window: Window::always(3000),
         };
         assert!(!clients.open(0, &grant), "nobody slept");
         assert_eq!(are_open(), [true; 2]);
@@ -118,8 +118,15 @@ mod tests {
         assert!(clients.remove(7) && !clients.remove(7));
         clients.close(0);
         assert_eq!(are_open(), [true, false]);
-        clients.set_window(0, 700);
+        clients.set_window(0, Window::always(700));
         assert_eq!(windows(), [Some(3000), Some(700)]);
+        let wider = Window {
+            us: 700,
+            most_us: 9000,
+        };
+        clients.set_window(0, wider);
+        let device = pages[1].arbiter.device(0).expect("device");
+        assert_eq!((clients.window_us(), device.window()), (700, wider));
         pages[0].client.want(0).expect("device").begin_waiting();
         assert!(!clients.wait(0) && !clients.sample(0).waits);
         pages[1].client.want(0).expect("device").begin_waiting();

@@ -143,7 +143,7 @@ mod tests {
 
     fn client() -> (Clients, Rc<ClientPages>) {
         let pages = Rc::new(ClientPages::create().expect("pages"));
-        let mut clients = Clients::new(0);
+        let mut clients = Clients::new(channel::Window::always(0));
         clients.add(7, Rc::clone(&pages));
         (clients, pages)
     }

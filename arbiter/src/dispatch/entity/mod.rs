@@ -23,8 +23,8 @@ mod trace;
 
 use std::rc::Rc;
 
-use channel::Grant;
 use channel::arbiter::ClientPages;
+use channel::{Grant, Window};
 use policy::residency::Standing;
 use policy::{Class, Holder, Iterations, Memory, TenantId, TenantView};
 
@@ -99,7 +99,7 @@ impl RunEntity {
             standing: Standing::In,
             gang: false,
             terms,
-            clients: Clients::new(pace.lone_window_us),
+            clients: Clients::new(Window::always(pace.lone_window_us)),
             holding: Holding::default(),
             in_flight: InFlight::default(),
             co_ranks: CoRanks::default(),
@@ -179,8 +179,8 @@ impl RunEntity {
     }
 
     /// Gives its clients an in-flight bound.
-    pub fn set_window(&mut self, device: usize, window_us: u32) {
-        self.clients.set_window(device, window_us);
+    pub fn set_window(&mut self, device: usize, window: Window) {
+        self.clients.set_window(device, window);
     }
 }
 
@@ -617,12 +617,13 @@ impl RunEntity {
             marks: 1,
             ..Activity::default()
         };
-        self.in_flight.end_slice(now_ns, 0, &Clients::new(0), one);
+        self.in_flight
+            .end_slice(now_ns, 0, &Clients::new(Window::always(0)), one);
     }
 
     /// It is found to have ended.
     pub fn end_drain(&mut self, now_ns: u64) {
-        let (clients, nothing) = (Clients::new(0), Activity::default());
+        let (clients, nothing) = (Clients::new(Window::always(0)), Activity::default());
         let moved = super::unfinished::Moved::default();
         self.in_flight
             .look(now_ns, 0, &clients, false, nothing, moved);
@@ -693,7 +694,7 @@ mod tests {
             number: 1,
             quantum_us: 3000,
             deadline_mono_ns: 0,
-            window_us: 2000,
+            window: Window::always(2000),
         };
         entity.begin(MS, 0, &grant);
         assert!(entity.holds() && entity.is_busy() && pages.arbiter.is_open(0));

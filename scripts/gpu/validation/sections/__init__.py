@@ -27,6 +27,7 @@ ALL = [
     Section("fairness", shares.fairness, 45, None, "shares of several weights and kernel lengths, by what the kernels did"),
     Section("protect", shares.protect, 55, None, "a guaranteed job beside an opportunistic one, and without us"),
     Section("handover", turns.handover, 30, None, "hand-over between two busy tenants"),
+    Section("ahead", turns.ahead, 45, None, "hosts that are ahead of the device and behind in turns, in slices"),
     Section("vmm", memory.vmm, 20, None, "cost of physical handles"),
     Section("pcie", memory.pcie, 20, None, "pinned, duplex and pageable copies; cost of pinning"),
     Section("context_memory", memory.context_memory, 45, None, "device memory of a context and its libraries"),
@@ -54,7 +55,7 @@ ALL = [
 # fit whatever happens; of the last, what has no time left is skipped by name, the last first.
 CALLS = {
     "facts": ["device", "write_value", "vmm", "pcie", "context_memory", "transparency", "marks_beside", "vmm_beside", "pin_beside", "streams",
-              "ways", "handover"],
+              "ways", "handover", "ahead"],
     "experiments": ["record", "interfere"],
     "figures": ["device", "overheads", "mlp", "residency", "oversubscribe", "fairness", "protect", "tools"],
     "frameworks": ["pytorch_solo", "pytorch_pair", "pytorch_quota", "residency_pytorch", "expandable", "async_alloc", "graphs", "workers", "amp",
