@@ -7,11 +7,13 @@ use kubernetes::{RESOURCE, api, picture, proto};
 use tests::{Artefacts, Outcome, Sandbox};
 use yaml_rust2::{Yaml, YamlLoader};
 
-/// Files of the base, and what each of the two ways adds to it beside its container.
+/// Files of the base, and what each way adds to it beside its container: its folder, its name in
+/// the chart's values, and a file of its own.
 const BASE: [&str; 3] = ["namespace", "access", "node"];
-const WAYS: [(&str, &str, &str); 2] = [
-    ("device-plugin", "devicePlugin", "extender"),
-    ("dra", "dra", "device-classes"),
+const WAYS: [(&str, &str, Option<&str>); 3] = [
+    ("device-plugin", "devicePlugin", Some("extender")),
+    ("dra", "dra", Some("device-classes")),
+    ("nri", "nri", None),
 ];
 
 fn read(path: &str) -> String {
@@ -28,7 +30,7 @@ fn objects(text: &str) -> Vec<Yaml> {
 
 /// What Kustomize makes of one way: the base, with the way's container and volumes in its
 /// DaemonSet, and the way's own file.
-fn built(way: &str, own: &str) -> Vec<Yaml> {
+fn built(way: &str, own: Option<&str>) -> Vec<Yaml> {
     let mut all: Vec<Yaml> = BASE
         .iter()
         .flat_map(|file| objects(&read(&format!("base/{file}.yaml"))))
@@ -48,7 +50,7 @@ fn built(way: &str, own: &str) -> Vec<Yaml> {
             other => panic!("{other:?}"),
         }
     }
-    all.extend(objects(&read(&format!("{way}/{own}.yaml"))));
+    all.extend(own.map_or_else(Vec::new, |own| objects(&read(&format!("{way}/{own}.yaml")))));
     all
 }
 
@@ -59,9 +61,9 @@ fn entry<'a>(of: &'a mut Yaml, key: &str) -> &'a mut Yaml {
     hash.get_mut(&Yaml::from_str(key)).expect(key)
 }
 
-/// All of both ways.
+/// All of all ways.
 fn all() -> Vec<Yaml> {
-    let ways = WAYS.iter().flat_map(|(way, _, own)| built(way, own));
+    let ways = WAYS.iter().flat_map(|(way, _, own)| built(way, *own));
     ways.collect()
 }
 
@@ -79,7 +81,11 @@ fn containers(objects: &[Yaml]) -> Vec<Yaml> {
         .iter()
         .flat_map(|object| list(&object["spec"]["template"]["spec"]["containers"]).to_vec());
     let all: Vec<_> = all.collect();
-    assert_eq!(all.len(), 5, "two arbiters, and one of each other");
+    assert_eq!(
+        all.len(),
+        7,
+        "an arbiter for each way, and one of each other"
+    );
     all
 }
 
@@ -92,7 +98,9 @@ fn the_manifests_list_all_there_is() {
     };
     assert_eq!(resources("base"), BASE.map(|file| format!("{file}.yaml")));
     for (way, _, own) in WAYS {
-        assert_eq!(resources(way), ["../base", &format!("{own}.yaml")]);
+        let own = own.map(|own| format!("{own}.yaml"));
+        let expected: Vec<String> = ["../base".to_owned()].into_iter().chain(own).collect();
+        assert_eq!(resources(way), expected);
         let kustomization = objects(&read(&format!("{way}/kustomization.yaml")));
         let patch = &kustomization[0]["patches"][0]["path"];
         assert_eq!(text(patch), "container.yaml");
@@ -360,8 +368,17 @@ fn the_chart_says_the_same_as_the_manifests() {
     }
     let error = chart(&switched(&["dra"]), false).expect_err("an old cluster");
     assert!(error.contains("from 1.34"), "{error}");
-    let error = chart(&switched(&["devicePlugin", "dra"]), true).expect_err("both");
-    assert!(error.contains("neither knows"), "{error}");
+    for both in [
+        ["devicePlugin", "dra"],
+        ["devicePlugin", "nri"],
+        ["dra", "nri"],
+    ] {
+        let error = chart(&switched(&both), true).expect_err("both");
+        let names = both
+            .iter()
+            .all(|one| error.contains(&format!("{one}.enabled")));
+        assert!(names && error.contains("neither knows"), "{error}");
+    }
     let chart = &objects(&read("chart/Chart.yaml"))[0];
     assert_eq!(text(&chart["version"]), env!("CARGO_PKG_VERSION"));
     assert_eq!(text(&defaults["image"]), "sublet:0.1.0");
