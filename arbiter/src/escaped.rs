@@ -182,12 +182,12 @@ impl Arbiter {
 fn between(pid: u32, is_member: impl Fn(u32) -> bool) -> Vec<Process> {
     let mut found = Vec::new();
     let mut at = peer::parent(pid);
-    while let Some(process) = at.filter(|_| found.len() < MOST_BETWEEN) {
-        if is_member(process.pid) {
+    while let Some((pid, started_ticks)) = at.filter(|_| found.len() < MOST_BETWEEN) {
+        if is_member(pid) {
             return found;
         }
-        found.push(process);
-        at = peer::parent(process.pid);
+        found.push(Process { pid, started_ticks });
+        at = peer::parent(pid);
     }
     Vec::new()
 }
@@ -199,8 +199,7 @@ mod tests {
     #[test]
     fn those_between_are_found_up_to_a_member_and_nobody_else() {
         let own = std::process::id();
-        let parent = peer::parent(own).map(|process| process.pid);
-        let Some(parent) = parent else {
+        let Some((parent, _)) = peer::parent(own) else {
             return; // The first process of a container.
         };
         assert_eq!(between(own, |pid| pid == parent), []);

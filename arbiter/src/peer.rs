@@ -8,8 +8,6 @@ use channel::arbiter::ClientPages;
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-use crate::census::Process;
-
 /// What a client, or all of a tenant's, claim to be doing on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Activity {
@@ -193,14 +191,12 @@ pub fn is_gone(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH)
 }
 
-/// The parent of a process; `None` where it cannot be seen from here, or is nobody.
-pub fn parent(pid: u32) -> Option<Process> {
+/// The parent of a process, and its start in clock ticks since boot; `None` where it cannot be seen
+/// from here, or is nobody.
+pub fn parent(pid: u32) -> Option<(u32, u64)> {
     let parent = Stat::of(pid).ok()??.parent;
     let stat = Stat::of(parent).ok()??;
-    Some(Process {
-        pid: parent,
-        started_ticks: stat.started_ticks,
-    })
+    Some((parent, stat.started_ticks))
 }
 
 /// Start time of a process in clock ticks since boot; `None`: it has ended.
