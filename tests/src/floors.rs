@@ -479,7 +479,7 @@ pub const CRATES: [Crate; 18] = [
         folder: "tests/transparency",
         in_full: false,
         floors: &[
-            ("calls, random numbers", &["api", "rng"]),
+            ("calls, random numbers", &["api", "last_calls", "rng"]),
             (
                 "what is recorded and counted",
                 &["accounting", "probe", "transcript"],

@@ -10,6 +10,15 @@ use crate::last_calls;
 /// ones.
 const MISSING: CUresult = CUresult::CUDA_ERROR_NOT_FOUND;
 
+/// Whether work is still going on is a matter of time: both answers count as the same.
+pub fn timeless(result: CUresult) -> CUresult {
+    if result == CUresult::CUDA_ERROR_NOT_READY {
+        CUresult::CUDA_SUCCESS
+    } else {
+        result
+    }
+}
+
 /// Every driver function by two ways.
 pub struct Api {
     exported: [*mut c_void; COUNT],

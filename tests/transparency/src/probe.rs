@@ -8,8 +8,7 @@
 
 use shim_ffi::*;
 
-use crate::api::Api;
-use crate::sequence::timeless;
+use crate::api::{Api, timeless};
 
 /// What pointers and handles are in a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

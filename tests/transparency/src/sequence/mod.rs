@@ -26,7 +26,6 @@ use shim_ffi::*;
 use crate::api::Api;
 use crate::rng::Rng;
 use crate::transcript::Transcript;
-pub(crate) use order::timeless;
 pub use world::World;
 
 /// What to run.

@@ -4,16 +4,8 @@ use shim_ffi::*;
 
 use super::world::{Queue, World};
 use super::{call, call_on, stream as as_stream};
+use crate::api::timeless;
 use crate::transcript::Word::{Hidden, Name, Raw};
-
-/// Whether work is still going on is a matter of time: both answers count as the same.
-pub(crate) fn timeless(result: CUresult) -> CUresult {
-    if result == CUresult::CUDA_ERROR_NOT_READY {
-        CUresult::CUDA_SUCCESS
-    } else {
-        result
-    }
-}
 
 /// Notes a query whose answer depends on time.
 macro_rules! query {
