@@ -15,7 +15,7 @@ MODES = ("slices", "auto", "all-at-once", "plain")
 
 
 def commands(ctx, steps):
-    """Name and command of each job: one that its host slows down and one that fills the device; without PyTorch a training of the driver's API."""
+    """Name and command of each job: two trainings that leave the device idle at times, or without PyTorch one of the driver's API."""
     if not ctx.simulated and importable(ctx, "torch") is None:
         shapes = {"cnn": ["cnn.py", "--workers", "4"], "gpt": ["gpt_small.py", "--amp", "--layers", "12", "--width", "1024", "--heads", "16"]}
         return {name: [sys.executable, ctx.place.examples / script, "--json", "--progress-every", "5", "--steps", steps.get(name, steps["any"]), *more]
@@ -45,7 +45,7 @@ def record(ctx):
         ctx.result.figure(f"{name}_without_a_length", once["unmeasured"], "launches")
         ctx.result.figure(f"{name}_device_time", once["device_s"], "s")
         ctx.result.figure(f"{name}_device_time_error", 100 * (twice["device_s"] / once["device_s"] - 1), "%", at_least=-2, at_most=2)
-        ctx.result.figure(f"{name}_host_time_error", 100 * (twice["host_s"] / once["host_s"] - 1), "%", "from the first call to the last")
+        ctx.result.figure(f"{name}_host_time_error", 100 * (twice["host_s"] / once["host_s"] - 1), "%", "from the first call to the last, what a start loads in it, which is not replayed")
         ctx.shared.setdefault("recordings", {})[name] = first.read_bytes()
 
 
