@@ -47,12 +47,19 @@ pub struct Played {
 struct Device {
     context: Word,
     kernels: HashMap<u32, Word>,
-    /// What a kernel takes that is asked to take nothing.
+    /// What a kernel takes that is asked to take nothing, where grids do not count.
     least_ns: u64,
-    /// Blocks that run at the same time, by shape; none where grids do not count.
-    together: Option<HashMap<Shape, u64>>,
+    /// What grids make of a kernel, by shape; none where they do not count.
+    fits: Option<HashMap<Shape, Fit>>,
     scratch: Word,
     other_scratch: Word,
+}
+
+/// How long a kernel of some shape takes: `waves` times what its blocks are asked to, and `besides`.
+#[derive(Debug, Clone, Copy)]
+struct Fit {
+    waves: u64,
+    besides_ns: u64,
 }
 
 /// Host memory of our own.
@@ -120,6 +127,13 @@ pub struct Player<'a> {
     owed_ns: Mutex<i64>,
     pub device_name: String,
 }
+
+const ONE_THREAD: Shape = Shape {
+    function: 0,
+    grid: [1; 3],
+    block: [1; 3],
+    shared_bytes: 0,
+};
 
 /// Largest alignment that is asked of anything here.
 const MAX_DYNAMIC_SHARED: u32 = 8;
@@ -249,7 +263,6 @@ impl<'a> Player<'a> {
         for (number, name) in functions.iter().zip(&called) {
             kernels.insert(*number, function(name)?);
         }
-        let mut together = HashMap::new();
         for shape in &shapes {
             let kernel = kernels.get(&shape.function).copied().unwrap_or(0);
             if shape.shared_bytes > SHARED_WITHOUT_ASKING {
@@ -259,12 +272,16 @@ impl<'a> Player<'a> {
                     || format!("a kernel of the recording takes {bytes} bytes of shared memory"),
                 )?;
             }
-            if !is_simulated {
-                together.insert(*shape, self.at_once(number, kernel, shape));
-            }
         }
         let busy = function(OWN)?;
-        let least_ns = self.least(busy)?;
+        let mut fits = HashMap::new();
+        if !is_simulated {
+            for shape in &shapes {
+                let kernel = kernels.get(&shape.function).copied().unwrap_or(0);
+                fits.insert(*shape, self.fit(number, busy, kernel, shape)?);
+            }
+        }
+        let least_ns = self.time_of(busy, busy, &ONE_THREAD, 0)?;
         let mut scratch = [0; 2];
         for at in &mut scratch {
             if self.process.scratch_bytes > 0 {
@@ -277,7 +294,7 @@ impl<'a> Player<'a> {
             context,
             kernels,
             least_ns,
-            together: (!is_simulated).then_some(together),
+            fits: (!is_simulated).then_some(fits),
             scratch: scratch[0],
             other_scratch: scratch[1],
         })
@@ -305,34 +322,43 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// What a kernel takes besides what it is asked to, by events around some of them.
-    fn least(&self, busy: Word) -> anyhow::Result<u64> {
-        shortest(|| self.usual_least(busy))
+    /// How a shape's time follows from what its blocks are asked to take. Its own launch, its grid
+    /// and the steps of the device's clock are in what was measured.
+    fn fit(&self, device: i32, busy: Word, kernel: Word, shape: &Shape) -> anyhow::Result<Fit> {
+        const EACH_US: u64 = 4;
+        const MOST_WAVES: u64 = 64;
+        let blocks: u64 = shape.grid.iter().map(|count| u64::from(*count)).product();
+        let at_once = self.at_once(device, kernel, shape).max(1);
+        let waves = blocks.div_ceil(at_once).max(1);
+        let each_us = if waves <= MOST_WAVES { EACH_US } else { 0 };
+        let whole = self.time_of(busy, kernel, shape, each_us)?;
+        Ok(Fit {
+            waves,
+            besides_ns: whole.saturating_sub(waves.saturating_mul(each_us * 1000)),
+        })
+    }
+
+    /// What a kernel takes whose blocks are asked to take `us`, by events around some of them.
+    fn time_of(&self, busy: Word, kernel: Word, shape: &Shape, us: u64) -> anyhow::Result<u64> {
+        shortest(|| self.usual_time(busy, kernel, shape, us))
     }
 
     /// The median of some kernels that follow each other.
-    fn usual_least(&self, busy: Word) -> anyhow::Result<u64> {
-        const TIMES: usize = 4;
+    fn usual_time(&self, busy: Word, kernel: Word, shape: &Shape, us: u64) -> anyhow::Result<u64> {
+        const TIMES: usize = 8;
         const BEFORE_US: u64 = 500;
-        let shape = Shape {
-            function: 0,
-            grid: [1; 3],
-            block: [1; 3],
-            shared_bytes: 0,
-        };
         let cuda = self.cuda;
         let mut events = [0; TIMES + 1];
-        // SAFETY: valid pointers to locals; events and a function of our own, on the default
-        // stream.
+        // SAFETY: valid pointers to locals; events and functions of our own, on the default stream.
         unsafe {
             for event in &mut events {
                 cuda.event_create(event, 0)?;
             }
             // So long that all that follows is queued behind it.
-            self.launch(busy, &shape, BEFORE_US, 0)?;
+            self.launch(busy, &ONE_THREAD, BEFORE_US, 0)?;
             cuda.event_record(events[0], 0)?;
             for event in &events[1..] {
-                self.launch(busy, &shape, 0, 0)?;
+                self.launch(kernel, shape, us, 0)?;
                 cuda.event_record(*event, 0)?;
             }
             cuda.synchronize()?;
@@ -378,20 +404,22 @@ impl<'a> Player<'a> {
         // CAST: rounding is meant; a day at most.
         let ns = (ns as f64 / self.how.speed) as u64;
         self.device_ns.fetch_add(ns, Ordering::Relaxed);
-        let waves = match &device.together {
-            None => 1,
-            Some(together) => {
-                let blocks: u64 = shape.grid.iter().map(|count| u64::from(*count)).product();
-                let at_once = together.get(shape).copied().unwrap_or(u64::MAX).max(1);
-                blocks.div_ceil(at_once).max(1)
-            }
+        let fit = match &device.fits {
+            Some(fits) => fits.get(shape).copied(),
+            None => None,
         };
+        let Fit { waves, besides_ns } = fit.unwrap_or(Fit {
+            waves: 1,
+            besides_ns: device.least_ns,
+        });
+        // CAST: a grid has fewer waves than that.
+        let waves = waves.min(1 << 30) as i64;
         let mut owed = self.owed_ns.lock().unwrap_or_else(|lock| lock.into_inner());
         // CAST: a day in nanoseconds has 47 bits.
-        let wanted = ns as i64 - device.least_ns as i64 + *owed;
-        let us = (wanted.max(0) + 500) / 1000 / waves.min(1 << 30) as i64;
+        let wanted = ns as i64 - besides_ns as i64 + *owed;
+        let us = (wanted.max(0) + 500) / 1000 / waves;
         // What a kernel takes too much is not made up for by much.
-        *owed = (wanted - us * 1000 * waves.min(1 << 30) as i64).clamp(-1_000_000, 1_000_000);
+        *owed = (wanted - us * 1000 * waves).clamp(-1_000_000, 1_000_000);
         us as u64
     }
 
