@@ -161,8 +161,9 @@ def oversubscribe(ctx):
         space = 6 * GIB
         ctx.bare["SUBLET_SIM_CAPACITY"] = f"{space}B"
     else:
-        # Small enough that locking as much of the host's memory is soon done.
-        space = int(min(total * 0.9, host_bytes() / 6))
+        # So small that locking as much of the host's memory is soon done, and that a turn in the
+        # device's memory, ten times what a switch takes, is shorter than a training.
+        space = int(min(total * 0.9, host_bytes() / 6, 8 * GIB))
     quota = int(space * 2.2 / 3) // (2 * MIB) * 2 * MIB
     history = quota - 160 * MIB
     words = [train, "--json", "--progress-every", "0", "--steps", "3000", "--extra-us", "1000", "--history", f"{history}B", "--seed"]
