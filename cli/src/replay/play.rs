@@ -263,25 +263,38 @@ impl<'a> Player<'a> {
         for (number, name) in functions.iter().zip(&called) {
             kernels.insert(*number, function(name)?);
         }
-        for shape in &shapes {
+        let busy = function(OWN)?;
+        // The largest last: what is asked of a function last holds.
+        let mut by_shared = shapes.clone();
+        by_shared.sort_by_key(|shape| shape.shared_bytes);
+        for shape in &by_shared {
             let kernel = kernels.get(&shape.function).copied().unwrap_or(0);
             if shape.shared_bytes > SHARED_WITHOUT_ASKING {
                 let bytes = i32::try_from(shape.shared_bytes).unwrap_or(i32::MAX);
-                // SAFETY: a function of the module.
-                unsafe { cuda.function_set(kernel, MAX_DYNAMIC_SHARED, bytes) }.with_context(
-                    || format!("a kernel of the recording takes {bytes} bytes of shared memory"),
-                )?;
+                for kernel in [kernel, busy] {
+                    // SAFETY: a function of the module.
+                    unsafe { cuda.function_set(kernel, MAX_DYNAMIC_SHARED, bytes) }.with_context(
+                        || {
+                            format!(
+                                "a kernel of the recording takes {bytes} bytes of shared memory"
+                            )
+                        },
+                    )?;
+                }
             }
         }
-        let busy = function(OWN)?;
         let mut fits = HashMap::new();
         if !is_simulated {
             for shape in &shapes {
-                let kernel = kernels.get(&shape.function).copied().unwrap_or(0);
-                fits.insert(*shape, self.fit(number, busy, kernel, shape)?);
+                // Of what a grid costs the function is no part, and this one is not recorded.
+                let alike = Shape {
+                    function: 0,
+                    ..*shape
+                };
+                fits.insert(*shape, self.fit(number, busy, &alike)?);
             }
         }
-        let least_ns = self.time_of(busy, busy, &ONE_THREAD, 0)?;
+        let least_ns = self.time_of(busy, &ONE_THREAD, 0)?;
         let mut scratch = [0; 2];
         for at in &mut scratch {
             if self.process.scratch_bytes > 0 {
@@ -324,14 +337,14 @@ impl<'a> Player<'a> {
 
     /// How a shape's time follows from what its blocks are asked to take. Its own launch, its grid
     /// and the steps of the device's clock are in what was measured.
-    fn fit(&self, device: i32, busy: Word, kernel: Word, shape: &Shape) -> anyhow::Result<Fit> {
+    fn fit(&self, device: i32, busy: Word, shape: &Shape) -> anyhow::Result<Fit> {
         const EACH_US: u64 = 4;
         const MOST_WAVES: u64 = 64;
         let blocks: u64 = shape.grid.iter().map(|count| u64::from(*count)).product();
-        let at_once = self.at_once(device, kernel, shape).max(1);
+        let at_once = self.at_once(device, busy, shape).max(1);
         let waves = blocks.div_ceil(at_once).max(1);
         let each_us = if waves <= MOST_WAVES { EACH_US } else { 0 };
-        let whole = self.time_of(busy, kernel, shape, each_us)?;
+        let whole = self.time_of(busy, shape, each_us)?;
         Ok(Fit {
             waves,
             besides_ns: whole.saturating_sub(waves.saturating_mul(each_us * 1000)),
@@ -339,12 +352,12 @@ impl<'a> Player<'a> {
     }
 
     /// What a kernel takes whose blocks are asked to take `us`, by events around some of them.
-    fn time_of(&self, busy: Word, kernel: Word, shape: &Shape, us: u64) -> anyhow::Result<u64> {
-        shortest(|| self.usual_time(busy, kernel, shape, us))
+    fn time_of(&self, busy: Word, shape: &Shape, us: u64) -> anyhow::Result<u64> {
+        shortest(|| self.usual_time(busy, shape, us))
     }
 
     /// The median of some kernels that follow each other.
-    fn usual_time(&self, busy: Word, kernel: Word, shape: &Shape, us: u64) -> anyhow::Result<u64> {
+    fn usual_time(&self, busy: Word, shape: &Shape, us: u64) -> anyhow::Result<u64> {
         const TIMES: usize = 8;
         const BEFORE_US: u64 = 500;
         let cuda = self.cuda;
@@ -358,7 +371,7 @@ impl<'a> Player<'a> {
             self.launch(busy, &ONE_THREAD, BEFORE_US, 0)?;
             cuda.event_record(events[0], 0)?;
             for event in &events[1..] {
-                self.launch(kernel, shape, us, 0)?;
+                self.launch(busy, shape, us, 0)?;
                 cuda.event_record(*event, 0)?;
             }
             cuda.synchronize()?;
