@@ -41,11 +41,12 @@ class Tenant:
     """A job of a known content that obeys commands (`examples/src/bin/tenant.rs`)."""
 
     def __init__(self, ctx, arbiter, name, bytes_, seed, evictable=True):
+        """One that is not evictable only holds its memory."""
         self.ctx, self.name = ctx, name
         words = [program(ctx, "tenant"), "--name", name, "--bytes", f"{bytes_}B", "--seed", str(seed)]
         # All of it is written: an eviction copies what has changed. The simulated device's memory
         # is the host's, so that it has to be little there.
-        words += [] if ctx.simulated else ["--stripe", "64MiB", "--span", "64MiB"]
+        words += [] if ctx.simulated or not evictable else ["--stripe", "64MiB", "--span", "64MiB"]
         flags = ["--evictable", "--host-memory", f"{bytes_ + GIB}B"] if evictable else []
         mem = f"{bytes_ + GIB}B"
         self.process = ctx.start(arbiter.command(words, name, mem, flags=flags), name, arbiter.env, piped=True)
@@ -76,7 +77,7 @@ def move(ctx, arbiter, verb, *names):
 
 
 def residency(ctx):
-    size = 2 * GIB if ctx.simulated else max(GIB, min(16 * GIB, host_bytes() // 6)) // (2 * MIB) * 2 * MIB
+    size = 2 * GIB if ctx.simulated else max(GIB, min(4 * GIB, host_bytes() // 6)) // (2 * MIB) * 2 * MIB
     link = ctx.json_of([program(ctx, "tenant"), "--link", "--bytes", f"{size}B"], "link", 40)
     arbiter = arbiter_with_space(ctx, 3 * size)
     a = Tenant(ctx, arbiter, "a", size, 1)
@@ -163,10 +164,11 @@ def oversubscribe(ctx):
     else:
         # So small that locking as much of the host's memory is soon done, and that a turn in the
         # device's memory, ten times what a switch takes, is shorter than a training.
-        space = int(min(total * 0.9, host_bytes() / 6, 8 * GIB))
+        space = int(min(total * 0.9, host_bytes() / 6, 2 * GIB))
     quota = int(space * 2.2 / 3) // (2 * MIB) * 2 * MIB
     history = quota - 160 * MIB
-    words = [train, "--json", "--progress-every", "0", "--steps", "3000", "--extra-us", "1000", "--history", f"{history}B", "--seed"]
+    steps = "3000" if ctx.simulated else "4500"
+    words = [train, "--json", "--progress-every", "0", "--steps", steps, "--extra-us", "1000", "--history", f"{history}B", "--seed"]
     arbiter = arbiter_with_space(ctx, 4 * quota)
     if not ctx.simulated:
         Tenant(ctx, arbiter, "ballast", int(total * 0.97) - space, 9, evictable=False)
