@@ -14,7 +14,7 @@ use crate::recording::{
 };
 
 /// A replay's kernels are called after those that they stand for.
-pub const STAND_IN: &str = "sublet_busy_us__";
+pub const STAND_IN: &str = "sublet_replay__";
 
 /// A kernel of this very name is a replay's own, and stands for none.
 pub const OWN: &str = STAND_IN;
@@ -540,7 +540,7 @@ mod tests {
     #[test]
     fn names_can_be_left_out_and_stand_ins_have_those_of_what_they_stand_for() {
         let mut raws = named(1, "secret").to_vec();
-        raws.extend(named(2, "sublet_busy_us__secret"));
+        raws.extend(named(2, "sublet_replay__secret"));
         for function in [1, 2] {
             raws.push(raw(ring::Kind::Launch, &[function, 1, 1, 1, 1]));
         }

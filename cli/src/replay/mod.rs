@@ -6,6 +6,7 @@
 
 mod arrivals;
 mod cuda;
+mod kernels;
 pub mod plan;
 mod play;
 

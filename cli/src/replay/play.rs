@@ -6,8 +6,6 @@
 //! whatever the host's scheduler does.
 
 use std::collections::HashMap;
-use std::ffi::CString;
-use std::fmt::Write as _;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{self, Thread};
@@ -19,8 +17,8 @@ use shim_ffi::recording::{Taken, Way};
 use shim_ffi::{CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUmemorytype};
 
 use super::cuda::{Cuda, Word};
+use super::kernels::{self, Fit, Kernels};
 use super::plan::{Call, Graph, Node, Op, Process, Shape};
-use crate::record::numbers::{OWN, STAND_IN};
 use crate::recording::{FIRST_STREAM, PER_THREAD_STREAM};
 
 /// How a replay is made.
@@ -44,22 +42,13 @@ pub struct Played {
 }
 
 /// A device of this process.
-struct Device {
+struct Device<'a> {
     context: Word,
-    kernels: HashMap<u32, Word>,
-    /// What a kernel takes that is asked to take nothing, where grids do not count.
-    least_ns: u64,
-    /// What grids make of a kernel, by shape; none where they do not count.
-    fits: Option<HashMap<Shape, Fit>>,
+    kernels: Kernels<'a>,
+    functions: HashMap<u32, Word>,
+    fits: HashMap<Shape, Fit>,
     scratch: Word,
     other_scratch: Word,
-}
-
-/// How long a kernel of some shape takes: `waves` times what its blocks are asked to, and `besides`.
-#[derive(Debug, Clone, Copy)]
-struct Fit {
-    waves: u64,
-    besides_ns: u64,
 }
 
 /// Host memory of our own.
@@ -114,7 +103,7 @@ pub struct Player<'a> {
     cuda: &'a Cuda,
     process: &'a Process,
     how: How,
-    devices: HashMap<u32, Device>,
+    devices: HashMap<u32, Device<'a>>,
     host: Mapped,
     made: Mutex<Made>,
     /// The call whose turn it is.
@@ -123,53 +112,9 @@ pub struct Player<'a> {
     launches: AtomicU64,
     steps: AtomicU64,
     device_ns: AtomicU64,
-    /// Nanoseconds that kernels were asked to take too little, for those of full microseconds.
+    /// Nanoseconds that kernels took too much, because none takes less.
     owed_ns: Mutex<i64>,
     pub device_name: String,
-}
-
-const ONE_THREAD: Shape = Shape {
-    function: 0,
-    grid: [1; 3],
-    block: [1; 3],
-    shared_bytes: 0,
-};
-
-/// Largest alignment that is asked of anything here.
-const MAX_DYNAMIC_SHARED: u32 = 8;
-const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
-const MULTIPROCESSORS: u32 = 16;
-
-/// PTX of a kernel for each name: it spins until the device's clock has moved on by so many
-/// microseconds, as `sublet_busy_us` of the kernel library does.
-fn image(names: &[String]) -> String {
-    let mut text = ".version 6.4\n.target sm_50\n.address_size 64\n".to_owned();
-    for name in names {
-        let _ = write!(
-            text,
-            "\n.visible .entry {name}(\n\t.param .u64 {name}_param_0\n)\n{{\n\
-             \t.reg .pred %p<2>;\n\t.reg .b64 %rd<6>;\n\
-             \tld.param.u64 %rd1, [{name}_param_0];\n\
-             \tmul.lo.s64 %rd2, %rd1, 1000;\n\
-             \tmov.u64 %rd3, %globaltimer;\n\
-             $L_{name}:\n\
-             \tmov.u64 %rd4, %globaltimer;\n\
-             \tsub.s64 %rd5, %rd4, %rd3;\n\
-             \tsetp.lt.u64 %p1, %rd5, %rd2;\n\
-             \t@%p1 bra $L_{name};\n\
-             \tret;\n}}\n"
-        );
-    }
-    text
-}
-
-/// What a kernel is called here: after the one that it stands for, where PTX allows that.
-fn stand_in(name: &str, number: u32) -> String {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'$';
-    match !name.is_empty() && name.len() <= 1024 && name.bytes().all(allowed) {
-        true => format!("{STAND_IN}{name}"),
-        false => format!("{STAND_IN}kernel_{number}"),
-    }
 }
 
 impl<'a> Player<'a> {
@@ -225,76 +170,37 @@ impl<'a> Player<'a> {
         shapes
     }
 
-    fn device(&mut self, ordinal: u32, names: &[String]) -> anyhow::Result<Device> {
+    fn device(&mut self, ordinal: u32, names: &[String]) -> anyhow::Result<Device<'a>> {
         let cuda = self.cuda;
         let (number, context) = cuda.primary(ordinal)?;
         // SAFETY: a context that was just retained.
         unsafe { cuda.set_current(context)? };
-        let name = cuda.name(number);
-        let is_simulated = name.contains("simulated");
-        self.device_name = name;
+        self.device_name = cuda.name(number);
         let shapes = self.shapes();
-        let mut functions: Vec<u32> = shapes.iter().map(|shape| shape.function).collect();
-        functions.dedup();
-        let called: Vec<String> = functions
-            .iter()
-            .map(|number| {
-                // CAST: numbers of kernels index their names.
-                let name = names.get(*number as usize).map_or("", String::as_str);
-                stand_in(name, *number)
-            })
-            .collect();
-        let mut unique = called.clone();
-        unique.push(OWN.to_owned());
-        unique.sort();
-        unique.dedup();
-        let text = CString::new(image(&unique))?;
-        let mut module = 0;
-        // SAFETY: a zero-terminated text, and a valid pointer to a local.
-        unsafe { cuda.module_load(&raw mut module, text.as_ptr().cast()) }
-            .context("the driver does not load the kernels of a replay")?;
-        let function = |name: &str| -> anyhow::Result<Word> {
-            let (name, mut function) = (CString::new(name)?, 0);
-            // SAFETY: a zero-terminated name in a module that is loaded.
-            unsafe { cuda.function(&raw mut function, module, name.as_ptr())? };
-            Ok(function)
-        };
-        let mut kernels = HashMap::new();
-        for (number, name) in functions.iter().zip(&called) {
-            kernels.insert(*number, function(name)?);
+        let mut called: HashMap<u32, String> = HashMap::new();
+        for shape in &shapes {
+            // CAST: numbers of kernels index their names.
+            let name = names
+                .get(shape.function as usize)
+                .map_or("", String::as_str);
+            called.insert(shape.function, kernels::called(name, shape.function));
         }
-        let busy = function(OWN)?;
-        // The largest last: what is asked of a function last holds.
-        let mut by_shared = shapes.clone();
-        by_shared.sort_by_key(|shape| shape.shared_bytes);
-        for shape in &by_shared {
-            let kernel = kernels.get(&shape.function).copied().unwrap_or(0);
-            if shape.shared_bytes > SHARED_WITHOUT_ASKING {
-                let bytes = i32::try_from(shape.shared_bytes).unwrap_or(i32::MAX);
-                for kernel in [kernel, busy] {
-                    // SAFETY: a function of the module.
-                    unsafe { cuda.function_set(kernel, MAX_DYNAMIC_SHARED, bytes) }.with_context(
-                        || {
-                            format!(
-                                "a kernel of the recording takes {bytes} bytes of shared memory"
-                            )
-                        },
-                    )?;
-                }
-            }
+        let unique: Vec<String> = called.values().cloned().collect();
+        let kernels = Kernels::new(cuda, number, &unique)?;
+        let mut functions = HashMap::new();
+        for (number, name) in &called {
+            functions.insert(*number, kernels.get(name)?);
         }
         let mut fits = HashMap::new();
-        if !is_simulated {
-            for shape in &shapes {
-                // Of what a grid costs the function is no part, and this one is not recorded.
-                let alike = Shape {
-                    function: 0,
-                    ..*shape
-                };
-                fits.insert(*shape, self.fit(number, busy, &alike)?);
+        for shape in &shapes {
+            fits.insert(*shape, kernels.fit(shape)?);
+        }
+        // The largest last: what is allowed a function last holds.
+        for shape in by_shared(&shapes) {
+            if let Some(function) = functions.get(&shape.function) {
+                kernels.allow(*function, shape)?;
             }
         }
-        let least_ns = self.time_of(busy, &ONE_THREAD, 0)?;
         let mut scratch = [0; 2];
         for at in &mut scratch {
             if self.process.scratch_bytes > 0 {
@@ -306,134 +212,29 @@ impl<'a> Player<'a> {
         Ok(Device {
             context,
             kernels,
-            least_ns,
-            fits: (!is_simulated).then_some(fits),
+            functions,
+            fits,
             scratch: scratch[0],
             other_scratch: scratch[1],
         })
     }
 
-    /// How many blocks of a shape run at the same time.
-    fn at_once(&self, device: i32, kernel: Word, shape: &Shape) -> u64 {
-        let (mut each, mut processors) = (0, 0);
-        let threads = shape.block.iter().product::<u32>().min(1024);
-        // SAFETY: valid pointers to locals, a function of the module.
-        let known = unsafe {
-            let shared = shape.shared_bytes as usize; // CAST: 32 bits fit.
-            // CAST: 1024 at most.
-            self.cuda
-                .occupancy(&raw mut each, kernel, threads as i32, shared)
-                .and_then(|()| {
-                    self.cuda
-                        .device_attribute(&raw mut processors, MULTIPROCESSORS, device)
-                })
-        };
-        match known {
-            // CAST: not negative.
-            Ok(()) => (each.max(1) as u64) * (processors.max(1) as u64),
-            Err(_) => u64::MAX,
-        }
-    }
-
-    /// How a shape's time follows from what its blocks are asked to take. Its own launch, its grid
-    /// and the steps of the device's clock are in what was measured.
-    fn fit(&self, device: i32, busy: Word, shape: &Shape) -> anyhow::Result<Fit> {
-        const EACH_US: u64 = 4;
-        const MOST_WAVES: u64 = 64;
-        let blocks: u64 = shape.grid.iter().map(|count| u64::from(*count)).product();
-        let at_once = self.at_once(device, busy, shape).max(1);
-        let waves = blocks.div_ceil(at_once).max(1);
-        let each_us = if waves <= MOST_WAVES { EACH_US } else { 0 };
-        let whole = self.time_of(busy, shape, each_us)?;
-        Ok(Fit {
-            waves,
-            besides_ns: whole.saturating_sub(waves.saturating_mul(each_us * 1000)),
-        })
-    }
-
-    /// What a kernel takes whose blocks are asked to take `us`, by events around some of them.
-    fn time_of(&self, busy: Word, shape: &Shape, us: u64) -> anyhow::Result<u64> {
-        shortest(|| self.usual_time(busy, shape, us))
-    }
-
-    /// The median of some kernels that follow each other.
-    fn usual_time(&self, busy: Word, shape: &Shape, us: u64) -> anyhow::Result<u64> {
-        const TIMES: usize = 8;
-        const BEFORE_US: u64 = 500;
-        let cuda = self.cuda;
-        let mut events = [0; TIMES + 1];
-        // SAFETY: valid pointers to locals; events and functions of our own, on the default stream.
-        unsafe {
-            for event in &mut events {
-                cuda.event_create(event, 0)?;
-            }
-            // So long that all that follows is queued behind it.
-            self.launch(busy, &ONE_THREAD, BEFORE_US, 0)?;
-            cuda.event_record(events[0], 0)?;
-            for event in &events[1..] {
-                self.launch(busy, shape, us, 0)?;
-                cuda.event_record(*event, 0)?;
-            }
-            cuda.synchronize()?;
-            let mut all = Vec::new();
-            for pair in events.windows(2) {
-                let mut ms = 0.0;
-                cuda.event_time(&raw mut ms, pair[0], pair[1])?;
-                // CAST: a time that is not negative.
-                all.push((f64::from(ms) * 1e6).max(0.0) as u64);
-            }
-            for event in events {
-                cuda.event_destroy(event)?;
-            }
-            all.sort_unstable();
-            Ok(all[TIMES / 2])
-        }
-    }
-
-    fn launch(&self, kernel: Word, shape: &Shape, us: u64, stream: Word) -> anyhow::Result<()> {
-        let mut us = us;
-        let mut parameters = [(&raw mut us).cast()];
-        let ([gx, gy, gz], [bx, by, bz]) = (shape.grid, shape.block);
-        // SAFETY: a function of our own module, with its one parameter.
-        unsafe {
-            self.cuda.launch(
-                kernel,
-                gx,
-                gy,
-                gz,
-                bx,
-                by,
-                bz,
-                shape.shared_bytes,
-                stream,
-                parameters.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        }
-    }
-
-    /// What a kernel is asked to take, in microseconds, that is to take so long in all.
-    fn ask(&self, device: &Device, shape: &Shape, ns: u64) -> u64 {
+    /// What a kernel that is to take so long in all is asked to take, and how many of its blocks.
+    fn ask(&self, device: &Device, shape: &Shape, ns: u64) -> [u64; 2] {
         // CAST: rounding is meant; a day at most.
         let ns = (ns as f64 / self.how.speed) as u64;
         self.device_ns.fetch_add(ns, Ordering::Relaxed);
-        let fit = match &device.fits {
-            Some(fits) => fits.get(shape).copied(),
-            None => None,
-        };
-        let Fit { waves, besides_ns } = fit.unwrap_or(Fit {
-            waves: 1,
-            besides_ns: device.least_ns,
+        let fit = device.fits.get(shape).copied();
+        let Fit { blocks, besides_ns } = fit.unwrap_or(Fit {
+            blocks: u64::MAX,
+            besides_ns: 0,
         });
-        // CAST: a grid has fewer waves than that.
-        let waves = waves.min(1 << 30) as i64;
         let mut owed = self.owed_ns.lock().unwrap_or_else(|lock| lock.into_inner());
         // CAST: a day in nanoseconds has 47 bits.
-        let wanted = ns as i64 - besides_ns as i64 + *owed;
-        let us = (wanted.max(0) + 500) / 1000 / waves;
+        let wanted = ns as i64 - besides_ns as i64 - *owed;
         // What a kernel takes too much is not made up for by much.
-        *owed = (wanted - us * 1000 * waves).clamp(-1_000_000, 1_000_000);
-        us as u64
+        *owed = (-wanted).clamp(0, 1_000_000);
+        [wanted.max(0) as u64, blocks]
     }
 
     /// Replays once, or until its time is over.
@@ -585,7 +386,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    fn device_of(&self, op: &Op) -> anyhow::Result<&Device> {
+    fn device_of(&self, op: &Op) -> anyhow::Result<&Device<'a>> {
         self.devices
             .get(&op.device)
             .with_context(|| format!("device {} is not there", op.device))
@@ -605,10 +406,11 @@ impl<'a> Player<'a> {
             }
             match op.call {
                 Call::Launch { shape, stream, ns } => {
-                    let kernel = device.kernels.get(&shape.function).copied().unwrap_or(0);
-                    let us = self.ask(device, &shape, ns);
+                    let function = device.functions.get(&shape.function).copied().unwrap_or(0);
+                    let asked = self.ask(device, &shape, ns);
                     self.launches.fetch_add(1, Ordering::Relaxed);
-                    self.launch(kernel, &shape, us, self.stream(stream)?)
+                    let stream = self.stream(stream)?;
+                    device.kernels.launch(function, &shape, asked, stream)
                 }
                 Call::GraphMade { graph } => self.make_graph(device, graph),
                 Call::GraphGone { graph } => {
@@ -833,10 +635,10 @@ impl<'a> Player<'a> {
         unsafe {
             match node {
                 Node::Kernel { shape, ns } => {
-                    let mut us = self.ask(device, shape, *ns);
-                    let mut words = [(&raw mut us).cast()];
+                    let [mut ns, mut blocks] = self.ask(device, shape, *ns);
+                    let mut words = [(&raw mut ns).cast(), (&raw mut blocks).cast()];
                     let mut about: CUDA_KERNEL_NODE_PARAMS = std::mem::zeroed();
-                    let kernel = device.kernels.get(&shape.function).copied().unwrap_or(0);
+                    let kernel = device.functions.get(&shape.function).copied().unwrap_or(0);
                     about.func.0 = kernel as *mut _;
                     [about.gridDimX, about.gridDimY, about.gridDimZ] = shape.grid;
                     [about.blockDimX, about.blockDimY, about.blockDimZ] = shape.block;
@@ -906,20 +708,10 @@ impl<'a> Player<'a> {
     }
 }
 
-/// The shortest of a few looks at a length, until two are alike. A host that is short of time makes
-/// kernels that follow each other longer, never shorter; a process is slowest at its first ones.
-fn shortest(mut look: impl FnMut() -> anyhow::Result<u64>) -> anyhow::Result<u64> {
-    const MORE: usize = 5;
-    let mut least = look()?;
-    for _ in 0..MORE {
-        let next = look()?;
-        let alike = next.abs_diff(least) <= least / 100;
-        least = least.min(next);
-        if alike {
-            break;
-        }
-    }
-    Ok(least)
+fn by_shared(shapes: &[Shape]) -> Vec<&Shape> {
+    let mut sorted: Vec<&Shape> = shapes.iter().collect();
+    sorted.sort_by_key(|shape| shape.shared_bytes);
+    sorted
 }
 
 fn ends<'a>(graph: &'a Graph, nodes: &'a [Word]) -> impl Iterator<Item = (Word, Word)> + 'a {
@@ -984,20 +776,4 @@ impl Hand {
 fn fine_sleeps() {
     // SAFETY: changes the calling thread's slack only.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_host_that_is_slow_at_first_does_not_make_the_kernels_of_a_replay_shorter() {
-        let shortest_of = |looks: &[u64]| {
-            let mut looks = looks.iter().copied();
-            shortest(|| looks.next().ok_or_else(|| anyhow!("one look too many"))).unwrap()
-        };
-        assert_eq!(shortest_of(&[612_000, 102_000, 100_000, 100_400]), 100_000);
-        assert_eq!(shortest_of(&[100_000, 100_000]), 100_000);
-        assert_eq!(shortest_of(&[9, 8, 7, 6, 5, 4]), 4);
-    }
 }

@@ -165,6 +165,20 @@ pub(super) const BUSY: Kernel = Kernel {
     },
 };
 
+/// A replay's kernel: keeps the device busy for `ns` nanoseconds — `(u64 ns, u64 blocks)`. Its PTX
+/// is the replay's own.
+pub(super) static REPLAYED: Kernel = Kernel {
+    name: "sublet_replay",
+    waits: None,
+    param_sizes: &[8, 8],
+    run: |launch| launch.u64(1).map(|_| ()),
+    cost: |launch| Cost {
+        flops: 0.0,
+        bytes: 0.0,
+        fixed_ns: launch.u64(0).unwrap_or(0),
+    },
+};
+
 /// `out[0]` = what `steps` steps of `x = x / 2 + 1` come to from 0 on, step by step on each thread
 /// — `(f32* out, u64 steps)`.
 pub(super) const BUSY_STEPS: Kernel = Kernel {
