@@ -47,6 +47,7 @@ MEASURING = {
     "scripts/gpu/validate": "takes minutes",
     "scripts/nvml-tools": "fetches packages, builds, starts jobs",
     "scripts/package": "fetches packages, boots a Debian",
+    "scripts/ray": "fetches Ray, starts two nodes of it",
     "scripts/real-programs": "installs programs",
     "scripts/real-driver": "fetches NVIDIA's packages, takes minutes",
     "scripts/slurm": "installs packages, starts a Slurm",

@@ -120,6 +120,11 @@ pub struct Run {
     /// Use this driver library instead of searching for libcuda.so.1
     #[arg(long, value_name = "FILE", conflicts_with = "sim")]
     pub driver: Option<PathBuf>,
+    /// A word of a command for engines that start a job's processes themselves. No arbiter is
+    /// started then; and where the command is not, these words with the command behind them take
+    /// its place, with the reason in SUBLET_REFUSED
+    #[arg(long, value_name = "WORD", hide = true)]
+    pub refused: Vec<OsString>,
     /// The command and its arguments
     #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
     pub command: Vec<OsString>,

@@ -1,12 +1,12 @@
-//! The Python module: steps that are found, limits for a while, commands as jobs, and kernels of
-//! Jupyter.
+//! The Python module: steps that are found, limits for a while, commands as jobs, workers of Ray,
+//! and kernels of Jupyter.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 
-use control::IterationSource;
+use control::{IterationSource, JobState};
 use tests::{Artefacts, Outcome, ProgramRun, Sandbox, programs, wait_until};
 
 fn module() -> PathBuf {
@@ -171,6 +171,90 @@ fn a_program_starts_jobs_and_hears_why_one_was_not_started() {
     );
     assert!(lines[3].contains("no-such-flag"), "{outcome:#?}");
     assert_eq!(lines.len(), 4, "{outcome:#?}");
+}
+
+/// What the plugin does on a node, without Ray: it asks the arbiter, and makes the command of a
+/// worker, which a shell then runs as Ray does.
+const OF_RAY: &str = r#"
+import asyncio, os, subprocess, sys
+import sublet, sublet.ray
+class Context:
+    env_vars = {}
+    py_executable = "sh -c 'echo job=$SUBLET_JOB refused=$SUBLET_RAY_REFUSED; read line'"
+def worker(**settings):
+    context = Context()
+    sublet.ray._wrap(sublet.ray.check({**settings, "sim": True}), context)
+    environment = {**os.environ, **context.env_vars}
+    child = subprocess.Popen(["bash", "-c", "exec " + context.py_executable], env=environment, stdin=-1, stdout=-1, stderr=-3, text=True)
+    print(child.stdout.readline().strip().replace(str(child.pid), "PID"), flush=True)
+    return child
+def agent(**settings):
+    try:
+        asyncio.run(sublet.ray._Node().may_start(sublet.ray.check({**settings, "sim": True, "wait": 0}), {}))
+        print("well", flush=True)
+    except sublet.SubletError as error:
+        print(error, flush=True)
+agent(mem="1GiB", share=0.75)
+first = worker(mem="1GiB", share=0.75, name="first")
+sys.stdin.readline()
+agent(share=0.5)
+second = worker(share=0.5, wait=0)
+first.kill()
+third = worker(share=0.5, wait=30)
+sys.stdin.readline()
+for child in (second, third):
+    child.communicate()
+agent(mem="9999GiB")
+"#;
+
+#[test]
+fn the_workers_of_ray_are_jobs() {
+    if !has_python() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let mut bare = sandbox.bare("python3");
+    let bare = bare.env("PYTHONPATH", module());
+    let bare = Outcome::of(bare.arg(module().join("test_ray.py"))).succeeded();
+    assert_eq!(bare.stdout, "well\n");
+
+    let _arbiter = sandbox.arbiter();
+    let mut command = sandbox.bare("python3");
+    command
+        .env("PYTHONPATH", module())
+        .env("SUBLET_COMMAND", Artefacts::get().program("sublet"))
+        .args(["-c", OF_RAY]);
+    let mut python = ProgramRun::start(&mut command);
+    assert_eq!(python.answer(), "well");
+    assert_eq!(python.answer(), "job=ray.first.PID refused=");
+    let jobs = || -> Vec<_> {
+        let all = sandbox.jobs().into_iter();
+        all.filter(|job| job.state != JobState::Gone).collect()
+    };
+    let [job] = &jobs()[..] else {
+        panic!("{:?}", jobs());
+    };
+    assert_eq!(job.mem_limit_bytes, Some(1 << 30), "{job:?}");
+    python.send("go on");
+    let refusal = python.answer();
+    assert!(
+        refusal.contains("would be 1.25, above 1") && refusal.contains("asked for: share=0.5"),
+        "{refusal}"
+    );
+    let refusal = python.answer();
+    assert!(
+        refusal.starts_with("job= refused=") && refusal.contains("would be 1.25, above 1"),
+        "{refusal}"
+    );
+    assert_eq!(python.answer(), "job=ray.worker.PID refused=");
+    wait_until("the killed worker's job is gone", || {
+        (jobs().len() == 1).then_some(())
+    });
+    python.send("go on");
+    let refusal = python.answer();
+    assert!(refusal.contains("9999GiB"), "{refusal}");
+    python.finish().succeeded();
+    wait_until("no job is left", || jobs().is_empty().then_some(()));
 }
 
 #[test]

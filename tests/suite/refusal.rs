@@ -322,3 +322,53 @@ fn an_arbiter_that_stands_still_longer_than_a_handshake_governs_or_refuses() {
     }
     governed.finish().succeeded();
 }
+
+#[test]
+fn an_engine_s_own_command_takes_the_place_of_one_that_is_refused() {
+    let sandbox = Sandbox::new();
+    let instead = [
+        "--refused=/bin/sh",
+        "--refused=-c",
+        "--refused=echo \"$SUBLET_REFUSED|$*|$LD_PRELOAD|$$\"; exit 3",
+        "--refused=sh",
+    ];
+    let run = |flags: &[&str]| {
+        let mut job = sandbox.job(&[&instead[..], flags].concat(), "echo");
+        Outcome::of(job.args(["governed", "more words"]))
+    };
+    // Without an arbiter none is started for it.
+    let outcome = run(&["--mem", "1GiB"]);
+    assert_eq!(outcome.code, Some(3), "{outcome:#?}");
+    assert!(
+        outcome.stdout.starts_with("this node has no arbiter: "),
+        "{outcome:#?}"
+    );
+    assert!(
+        outcome.stdout.contains("|echo governed more words||"),
+        "it is preloaded, or has other words: {outcome:#?}"
+    );
+    assert!(sandbox.control().is_err(), "an arbiter was started");
+
+    let _arbiter = sandbox.arbiter();
+    assert_eq!(
+        run(&["--mem", "1GiB"]).succeeded().stdout,
+        "governed more words\n"
+    );
+    for (flags, reason) in [
+        (["--mem", "9999GiB"], "the arbiter refused the job: "),
+        (["--config", "/nowhere.toml"], "/nowhere.toml"),
+    ] {
+        let outcome = run(&flags);
+        assert_eq!(outcome.code, Some(3), "{outcome:#?}");
+        assert!(outcome.stdout.contains(reason), "{outcome:#?}");
+        assert_eq!(outcome.stdout.lines().count(), 1, "{outcome:#?}");
+    }
+    // A command that is not there is a reason like others.
+    let mut job = sandbox.job(&instead, "no-such-program");
+    let outcome = Outcome::of(&mut job);
+    assert!(outcome.stdout.contains("no-such-program"), "{outcome:#?}");
+    let mut job = sandbox.job(&["--refused=/nowhere/sh", "--mem", "9999GiB"], "echo");
+    let outcome = Outcome::of(&mut job);
+    assert_eq!(outcome.code, Some(127), "{outcome:#?}");
+    assert!(outcome.stderr.contains("/nowhere/sh"), "{outcome:#?}");
+}

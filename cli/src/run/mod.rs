@@ -20,7 +20,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::{Context, anyhow, bail};
@@ -39,6 +39,17 @@ use install::Install;
 
 /// Returns only where the command was not started.
 pub fn run(args: Run) -> Failure {
+    let instead = [&args.refused[..], &args.command[..]].concat();
+    let refused = !args.refused.is_empty();
+    let failure = start(args);
+    if refused {
+        become_refused(&instead, &failure)
+    } else {
+        failure
+    }
+}
+
+fn start(args: Run) -> Failure {
     match prepare(args) {
         Ok(ready) => {
             say_what_is_weaker(&ready);
@@ -49,6 +60,20 @@ pub fn run(args: Run) -> Failure {
         }
         Err(failure) => failure,
     }
+}
+
+/// Becomes the command of `--refused`, which tells its engine why. Returns only where that cannot
+/// be done.
+fn become_refused(words: &[OsString], failure: &Failure) -> Failure {
+    let Some(program) = words.first() else {
+        return anyhow!("--refused has no words").into();
+    };
+    let line = failure.line();
+    let reason = line.strip_prefix("sublet: ").unwrap_or(&line);
+    let mut environment: BTreeMap<OsString, OsString> = env::vars_os().collect();
+    // A reason may quote what was given, and no variable holds a zero byte.
+    environment.insert("SUBLET_REFUSED".into(), reason.replace('\0', "").into());
+    exec::replace_this_process(Path::new(program), words, &environment)
 }
 
 /// A line each on stderr; where that is gone there is nobody to tell.
@@ -173,11 +198,21 @@ fn prepare(args: Run) -> Result<Ready> {
     }
     let registered = connect::ask(
         || {
-            connect::or_start(
-                &dir,
-                &executable,
-                config.paths.first().map(PathBuf::as_path),
-            )
+            if args.refused.is_empty() {
+                let config = config.paths.first().map(PathBuf::as_path);
+                connect::or_start(&dir, &executable, config)
+            } else {
+                // An engine's jobs are the node's arbiter's, and nobody else's.
+                connect::existing(&dir).map_err(|error| {
+                    let down = error.is_absence();
+                    let error = anyhow!(error);
+                    if down {
+                        error.context("this node has no arbiter")
+                    } else {
+                        error
+                    }
+                })
+            }
         },
         |arbiter| arbiter.register(spec.clone()),
     )
