@@ -20,6 +20,7 @@
 pub mod admission;
 pub mod catalogue;
 mod choice;
+pub mod completion;
 pub mod convergence;
 mod decision;
 pub mod fair;
@@ -33,6 +34,7 @@ pub mod placer;
 pub mod planner;
 mod random;
 pub mod round_allocator;
+pub mod scaling;
 mod scheduler;
 pub mod sizer;
 mod state;
