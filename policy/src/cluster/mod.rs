@@ -52,7 +52,7 @@ pub use packer::{PackScore, Packer, Past, Verdict};
 pub use placer::Placer;
 pub use random::Random;
 pub use round_allocator::{RoundAllocator, Turn};
-pub use scheduler::{Scheduler, Waits};
+pub use scheduler::{Learnt, Scheduler, Waits};
 pub use sizer::Sizer;
 pub use state::{ClusterState, GpuId, GpuType, Node, NodeId, Refused};
 pub use tags::{Manner, Objective, Tags};
