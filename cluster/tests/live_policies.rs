@@ -8,14 +8,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cluster::live::adapt::{self, Shared};
+use cluster::live::adapt::{self, Known, LEAST_PAST_JOBS, Shared};
 use policy::PolicyError;
 use policy::cluster::admission::Promises;
 use policy::cluster::catalogue::{self, Slot};
 use policy::cluster::{
     Admission, Admit, Choice, Class, ClusterState, Decision, Drift, FreeGpus, GpuId, GpuType, Job,
-    JobId, JobType, Key, Order, PackScore, Packer, Past, Placer, Policies, Profile, Reason, Sizer,
-    Speed, Tags, UserId, Verdict,
+    JobId, JobType, Key, Order, PackScore, Packer, PairTable, Past, Placer, Policies, Profile,
+    Reason, RoundAllocator, Sizer, Speed, Tags, Turn, UserId, Verdict,
 };
 
 /// What the policies of one run did.
@@ -29,6 +29,7 @@ struct Seen {
     bound: AtomicUsize,
     rejected: AtomicUsize,
     sized: AtomicUsize,
+    turns: AtomicUsize,
 }
 
 fn count(counter: &AtomicUsize) {
@@ -64,6 +65,28 @@ impl Order for Counted<dyn Order> {
     }
     fn refresh(&mut self, state: &ClusterState) {
         self.1.refresh(state);
+    }
+    fn learn(&mut self, past_gpu_s: &[f64]) {
+        self.1.learn(past_gpu_s);
+    }
+}
+
+impl RoundAllocator for Counted<dyn RoundAllocator> {
+    fn name(&self) -> &'static str {
+        self.1.name()
+    }
+    fn tags(&self) -> Tags {
+        self.1.tags()
+    }
+    fn turns(&mut self, state: &ClusterState) -> Vec<Turn> {
+        let turns = self.1.turns(state);
+        if !turns.is_empty() {
+            count(&self.0.turns);
+        }
+        turns
+    }
+    fn learn(&mut self, pairs: Option<&Arc<PairTable>>) {
+        self.1.learn(pairs);
     }
 }
 
@@ -191,7 +214,6 @@ impl Sizer for Counted<dyn Sizer> {
 
 fn counted(policies: Policies, seen: &Arc<Seen>) -> Policies {
     let seen = || Arc::clone(seen);
-    assert!(policies.round_allocator.is_none(), "none acts live yet");
     Policies {
         order: Box::new(Counted(seen(), policies.order)),
         placer: Box::new(Counted(seen(), policies.placer)),
@@ -204,7 +226,9 @@ fn counted(policies: Policies, seen: &Arc<Seen>) -> Policies {
         sizer: policies
             .sizer
             .map(|sizer| Box::new(Counted(seen(), sizer)) as Box<dyn Sizer>),
-        round_allocator: None,
+        round_allocator: policies
+            .round_allocator
+            .map(|rounds| Box::new(Counted(seen(), rounds)) as Box<dyn RoundAllocator>),
     }
 }
 
@@ -248,6 +272,14 @@ fn past() -> Vec<Past> {
     let sizes = [1, 2].into_iter();
     let all = sizes.flat_map(|gpus| pairs.map(|(a, b)| (profile(a, gpus), profile(b, gpus))));
     all.map(|(a, b)| (GpuType(0), a, b, [0.99, 0.99])).collect()
+}
+
+/// What a hook has measured that ran for a while.
+fn known() -> Known {
+    Known {
+        pairs: past(),
+        past_gpu_s: (1..=LEAST_PAST_JOBS).map(|at| 10.0 * at as f64).collect(),
+    }
 }
 
 /// Schedules the jobs to their ends; how many joined another.
@@ -333,12 +365,15 @@ fn names(slot: Slot) -> Vec<&'static str> {
 
 /// Runs a combination that is accepted, and looks at what its policies did.
 fn acts(choice: &Choice) -> Result<(), PolicyError> {
-    let policies = choice.policies(&adapt::context(&past()))?;
+    let policies = choice.policies(&adapt::context(&known()))?;
+    let rounds = policies.round_allocator.is_some();
     let seen = Arc::new(Seen::default());
     let joined = run(choice, counted(policies, &seen));
     assert!(any(&seen.placed), "{choice}: the placer: {seen:?}");
     if choice.sizer.is_some() {
         assert!(any(&seen.sized), "{choice}: the sizer: {seen:?}");
+    } else if rounds {
+        assert!(any(&seen.turns), "{choice}: the round allocator: {seen:?}");
     } else {
         assert!(any(&seen.keys), "{choice}: the order: {seen:?}");
     }
@@ -392,16 +427,7 @@ fn every_cluster_policy_acts_live_or_is_refused_with_its_reason() {
     }
     refused.sort_unstable();
     // What a live hook does not measure yet.
-    let known = [
-        "gavel-finish-time",
-        "gavel-makespan",
-        "gavel-max-min",
-        "gittins",
-        "pollux",
-        "sia",
-        "synergy",
-        "trades",
-    ];
+    let known = ["pollux", "sia", "synergy"];
     assert_eq!(refused, known);
     assert_eq!(accepted + refused.len(), catalogue::entries().len());
 }
@@ -411,13 +437,29 @@ fn packers_that_go_by_measured_pairs_are_refused_where_none_was_measured() {
     for name in ["greedy", "score-tree"] {
         let mut choice = Choice::new("srtf", "anywhere");
         choice.packer = Some(name.to_owned());
-        let error = match choice.policies(&adapt::context(&[])) {
+        let error = match choice.policies(&adapt::context(&Known::default())) {
             Ok(_) => panic!("{name} could not act"),
             Err(error) => error,
         };
         is_reason(&error, name);
         assert!(error.to_string().contains("--packer trial"), "{error}");
     }
+}
+
+#[test]
+fn the_gittins_index_is_refused_with_too_few_past_jobs() {
+    let choice = Choice::new("gittins", "anywhere");
+    let mut known = known();
+    known.past_gpu_s.pop();
+    let Err(error) = choice.policies(&adapt::context(&known)) else {
+        panic!("it could not act");
+    };
+    is_reason(&error, "gittins");
+    let said = error.to_string();
+    assert!(
+        said.contains(&format!("{LEAST_PAST_JOBS} of them")),
+        "{said}"
+    );
 }
 
 #[test]

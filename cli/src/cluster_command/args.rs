@@ -58,8 +58,8 @@ pub struct Serve {
     /// decides]
     #[arg(long, value_name = "POLICY")]
     pub order: Option<String>,
-    /// Who shares a GPU: trial, opportunistic, or none [default: trial, or none beside a sizer or
-    /// cells]
+    /// Who shares a GPU: trial, opportunistic, or none [default: trial, or none beside a sizer, a
+    /// round allocator or cells]
     #[arg(long, value_name = "POLICY")]
     pub packer: Option<String>,
     /// Which GPUs

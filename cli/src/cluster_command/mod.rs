@@ -18,6 +18,7 @@ use cluster::live::placement::{DecideRequest, Decided};
 use cluster::live::service::{self, Service};
 use cluster::live::wire::{DecisionView, HookStatus, JobView, Submission};
 use policy::cluster::Choice;
+use policy::cluster::catalogue::is_round_allocator;
 use serde_json::{Value, json};
 
 use crate::exit::Result;
@@ -106,7 +107,8 @@ fn serve(args: &Serve) -> anyhow::Result<String> {
     Ok(String::new())
 }
 
-/// What was asked for, and the defaults beside it: a sizer takes the place of order and packer.
+/// What was asked for, and the defaults beside it: a sizer takes the place of order and packer, a
+/// round allocator that of a packer.
 fn choice(args: &Serve) -> Choice {
     let by_default = |name: &str| Some(name.to_owned());
     let walks = args.sizer.is_none();
@@ -115,11 +117,12 @@ fn choice(args: &Serve) -> Choice {
         .as_deref()
         .is_some_and(|name| name.starts_with("cells"));
     let order = args.order.clone();
+    let rounds = order.as_deref().is_some_and(is_round_allocator);
     let packer = args.packer.clone();
     Choice {
         order: order.or_else(|| by_default("fifo-backfill").filter(|_| walks)),
         packer: packer
-            .or_else(|| by_default("trial").filter(|_| walks && !binds))
+            .or_else(|| by_default("trial").filter(|_| walks && !binds && !rounds))
             .filter(|packer| packer != "none"),
         placer: args.placer.clone(),
         admission: args.admission.clone(),
@@ -299,13 +302,40 @@ fn status(args: &Show) -> anyhow::Result<String> {
         );
     }
     for pair in &status.pairs {
-        let word = if pair.refused { "refused" } else { "good" };
+        let word = match (pair.estimated, pair.refused) {
+            (true, _) => format!("not measured, confidence {:.2}", pair.confidence),
+            (_, true) => "refused".into(),
+            (_, false) => "good".into(),
+        };
         text += &format!(
             "pair on {}: `{}` {:.2} and `{}` {:.2}: {word}\n",
             pair.gpu, pair.kinds[0], pair.rates[0], pair.kinds[1], pair.rates[1]
         );
     }
+    for speed in &status.speeds {
+        let unit = if speed.iterations {
+            "iterations"
+        } else {
+            "launches"
+        };
+        let source = if speed.measured {
+            format!("measured on {}", counted(speed.nodes, "node"))
+        } else {
+            format!("not measured, confidence {:.2}", speed.confidence)
+        };
+        text += &format!(
+            "speed of `{}` on {} x {}: {:.2} {unit}/s, {:.2} of the fastest type: {source}\n",
+            speed.kind, speed.gpus, speed.gpu, speed.per_s, speed.relative
+        );
+    }
+    if status.past_jobs > 0 {
+        text += &format!("{} past jobs remembered\n", status.past_jobs);
+    }
     Ok(text)
+}
+
+fn counted(count: u64, of: &str) -> String {
+    format!("{count} {of}{}", if count == 1 { "" } else { "s" })
 }
 
 fn log(args: &Log) -> anyhow::Result<String> {

@@ -2,7 +2,8 @@
 //! on a device.
 //!
 //! Policies are pure and know none of this. [`LivePlacer`] and [`LivePacker`] wrap them and show
-//! them only what is possible: the answer is still the policy's, over fewer choices.
+//! them only what is possible: the answer is still the policy's, over fewer choices. [`LiveRounds`]
+//! keeps the time of a round allocator.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,12 +12,27 @@ use parking_lot::{Mutex, MutexGuard};
 use policy::cluster::catalogue::{Busy, Context};
 use policy::cluster::{
     ClusterState, FreeGpus, GpuId, GpuType, Job, JobId, PackScore, Packer, PairTable, Past, Placer,
-    Policies, Profile, Reason, Scheduler, Tags, Verdict,
+    Policies, Profile, Reason, RoundAllocator, Scheduler, Tags, Verdict,
 };
+
+use super::rounds::{LiveRounds, Unsure};
+
+/// What a hook has measured so far.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// Pairs.
+    pub pairs: Vec<Past>,
+    /// GPU-seconds of jobs that are done.
+    pub past_gpu_s: Vec<f64>,
+}
+
+/// Past jobs that the Gittins index needs at least.
+pub const LEAST_PAST_JOBS: usize = 20;
 
 /// What policies can count on in a live cluster: what it meters and has measured, and no more.
 #[must_use]
-pub fn context(past: &[Past]) -> Context {
+pub fn context(known: &Known) -> Context {
+    let past = &known.pairs;
     let mut pairs = PairTable::default();
     for (kind, host, joiner, rates) in past {
         pairs.insert(*kind, host.gpus, (host.kind, joiner.kind), *rates);
@@ -33,20 +49,28 @@ pub fn context(past: &[Past]) -> Context {
         // that does not fit.
         gpu_bytes: u64::MAX,
         busy: Busy::OnceSeen,
+        past_gpu_s: if known.past_gpu_s.len() >= LEAST_PAST_JOBS {
+            known.past_gpu_s.clone()
+        } else {
+            Vec::new()
+        },
+        // What is not known yet is tried ([`LiveRounds`]).
+        speeds_by_type: true,
         opportunistic: true,
         files: Some(crate::sweep::read_file),
         ..Context::default()
     }
 }
 
-/// The same before the state is read: as if pairs had been measured.
+/// The same before the state is read: as if pairs had been measured, and jobs had ended.
 #[must_use]
 pub fn context_to_be() -> Context {
     let complete = Context::complete();
     Context {
         pairs: complete.pairs,
         sharing: complete.sharing,
-        ..context(&[])
+        past_gpu_s: complete.past_gpu_s,
+        ..context(&Known::default())
     }
 }
 
@@ -57,6 +81,9 @@ pub fn scheduler(mut policies: Policies, shared: &Shared, seed: u64) -> Schedule
     policies.packer = policies
         .packer
         .map(|packer| Box::new(LivePacker::new(packer, shared.clone())) as Box<dyn Packer>);
+    policies.round_allocator = policies
+        .round_allocator
+        .map(|rounds| Box::new(LiveRounds::new(rounds, shared.clone())) as Box<dyn RoundAllocator>);
     Scheduler::of(policies, seed)
 }
 
@@ -71,6 +98,12 @@ pub struct Facts {
     pub pinned: BTreeMap<JobId, Vec<GpuId>>,
     /// Memory of a GPU of each type.
     pub gpu_bytes: BTreeMap<GpuType, u64>,
+    /// Kinds of job whose speed on a type of GPU is not known well enough.
+    pub unsure: BTreeSet<Unsure>,
+    /// Length of a round, in seconds.
+    pub round_s: f64,
+    /// When the present round ends, on the state's clock.
+    pub round_ends_s: f64,
 }
 
 /// Facts that the hook writes and the policies' shells read, all on one thread at a time.
@@ -157,6 +190,10 @@ impl Placer for LivePlacer {
             }
         }
         None
+    }
+
+    fn bound(&self, job: JobId) -> Option<Vec<GpuId>> {
+        self.shared.facts().pinned.get(&job).cloned()
     }
 }
 

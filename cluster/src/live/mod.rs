@@ -4,7 +4,7 @@
 //!   and deadlines; [`auth`]: how both sides authenticate; [`openapi`]: the document.
 //! * [`store`]: what survives `kill -9`; [`records`]: in which form.
 //! * [`hook`]: the state machine around the same [`policy::cluster::Scheduler`]; [`adapt`]: what
-//!   live nodes add to pure policies.
+//!   live nodes add to pure policies; [`rounds`]: round allocators in real time.
 //! * [`routes`]: what can be asked; [`service`]: token, lock, ticks; [`clock`]: what time it is.
 //! * [`slurm`]: Slurm's queue and nodes, for a packer that asks.
 //! * [`agent`]: a node's side: reports, orders; [`engine`]: what starts jobs there; [`runner`]: the
@@ -23,6 +23,7 @@ pub mod openapi;
 pub mod placement;
 pub mod process;
 pub mod records;
+pub mod rounds;
 pub mod routes;
 pub mod runner;
 pub mod service;

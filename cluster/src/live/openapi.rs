@@ -111,7 +111,7 @@ mod tests {
     use crate::live::wire::{
         Ack, DecisionView, Device, Ended, Fed, FedPair, Feed, Health, HookId, HookStatus, JobPhase,
         JobView, KindView, NodeView, Order, Orders, PairView, Registration, Report, RunId,
-        RunReport, Signal, StartRun, Submission, Terms, WaitMatrix, Welcome, What,
+        RunReport, Signal, SpeedView, StartRun, Submission, Terms, WaitMatrix, Welcome, What,
     };
 
     fn document() -> Value {
@@ -212,6 +212,7 @@ mod tests {
         check("NodeView", json(NodeView::default()));
         check("DecisionView", json(DecisionView::default()));
         check("PairView", json(PairView::default()));
+        check("SpeedView", json(SpeedView::default()));
         check("KindView", json(KindView::default()));
         check("Feed", json(Feed::default()));
         check("FedPair", json(FedPair::default()));

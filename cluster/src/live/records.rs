@@ -90,6 +90,50 @@ pub struct Metered {
     pub iteration_s: f64,
 }
 
+/// What a node measured of a kind of job by itself.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Witness {
+    /// Which node.
+    pub node: String,
+    /// Submissions per second.
+    pub launches_per_s: f64,
+    /// Iterations per second, where they are known.
+    pub iterations_per_s: Option<f64>,
+    /// When, on the cluster's clock.
+    pub at_s: f64,
+    /// When, by the wall clock.
+    pub unix_ms: u64,
+}
+
+/// How fast a kind of job is by itself on a type of GPU, as several nodes measured it.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SpeedRecord {
+    /// Type of the GPU.
+    pub gpu: String,
+    /// GPUs of the job.
+    pub gpus: u32,
+    /// Its kind.
+    pub kind: String,
+    /// One entry for a node.
+    pub witnesses: Vec<Witness>,
+}
+
+/// What a job that is done was given.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Service {
+    /// Its number.
+    pub job: u64,
+    /// Whose it was.
+    pub user: String,
+    /// GPU-seconds that it held.
+    pub gpu_s: f64,
+    /// When it ended, on the cluster's clock.
+    pub ended_s: f64,
+}
+
 /// An attempt that was ordered and has not been settled.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -158,8 +202,12 @@ pub struct JobRecord {
     pub gpu_s: f64,
     /// Seconds held.
     pub held_s: f64,
+    /// Up to when these three are counted, on the cluster's clock; 0: not known.
+    pub counted_s: f64,
     /// Its solo speed.
     pub solo: Option<Solo>,
+    /// On which GPUs that was measured, by [`solo_key`].
+    pub solo_on: String,
     /// Speed relative to that, as last measured.
     pub rate: Option<f64>,
     /// Set once it is over.
@@ -195,6 +243,10 @@ pub struct Kept {
     pub pairs: Vec<PairRecord>,
     /// Solo speeds, by [`solo_key`].
     pub solos: Vec<(String, Solo)>,
+    /// Solo speeds by node.
+    pub speeds: Vec<SpeedRecord>,
+    /// What past jobs were given.
+    pub services: Vec<Service>,
     /// The decision log.
     pub log: Vec<DecisionView>,
 }
@@ -222,6 +274,14 @@ pub struct Changes {
     pub solos: Vec<(String, Solo)>,
     /// Speeds to drop.
     pub dropped_solos: Vec<String>,
+    /// Speeds by node to write.
+    pub speeds: Vec<SpeedRecord>,
+    /// Speeds by node to drop, by [`solo_key`].
+    pub dropped_speeds: Vec<String>,
+    /// Services to write.
+    pub services: Vec<Service>,
+    /// Services to drop, by job.
+    pub dropped_services: Vec<u64>,
     /// Lines to append to the log.
     pub log: Vec<DecisionView>,
 }
@@ -240,6 +300,10 @@ impl Changes {
             && self.dropped_pairs.is_empty()
             && self.solos.is_empty()
             && self.dropped_solos.is_empty()
+            && self.speeds.is_empty()
+            && self.dropped_speeds.is_empty()
+            && self.services.is_empty()
+            && self.dropped_services.is_empty()
             && self.log.is_empty()
     }
 }

@@ -14,7 +14,7 @@ use redb::{Database, ReadableTable, TableDefinition};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::records::{Changes, Kept, Meta, pair_key};
+use super::records::{Changes, Kept, Meta, pair_key, solo_key};
 use super::wire::HookId;
 
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
@@ -23,6 +23,8 @@ const JOBS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("jobs");
 const ORDERS: TableDefinition<'_, (&str, u64), &[u8]> = TableDefinition::new("orders");
 const PAIRS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pairs");
 const SOLOS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("solos");
+const SPEEDS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("speeds");
+const SERVICES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("services");
 const LOG: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("log");
 
 /// Version of what is in the tables.
@@ -233,6 +235,21 @@ impl Store {
             for (key, solo) in &changes.solos {
                 solos.insert(key.as_str(), json(solo).as_slice())?;
             }
+            let mut speeds = transaction.open_table(SPEEDS)?;
+            for key in &changes.dropped_speeds {
+                speeds.remove(key.as_str())?;
+            }
+            for speed in &changes.speeds {
+                let key = solo_key(&speed.gpu, speed.gpus, &speed.kind);
+                speeds.insert(key.as_str(), json(speed).as_slice())?;
+            }
+            let mut services = transaction.open_table(SERVICES)?;
+            for job in &changes.dropped_services {
+                services.remove(job)?;
+            }
+            for service in &changes.services {
+                services.insert(service.job, json(service).as_slice())?;
+            }
             let mut log = transaction.open_table(LOG)?;
             for line in &changes.log {
                 log.insert(line.seq, json(line).as_slice())?;
@@ -281,6 +298,12 @@ fn read(database: &Database) -> Result<(Option<Meta>, Kept), Fault> {
             kept.solos
                 .push((key.value().to_owned(), parse(value.value())?));
         }
+        for row in transaction.open_table(SPEEDS)?.iter()? {
+            kept.speeds.push(parse(row?.1.value())?);
+        }
+        for row in transaction.open_table(SERVICES)?.iter()? {
+            kept.services.push(parse(row?.1.value())?);
+        }
         for row in transaction.open_table(LOG)?.iter()? {
             kept.log.push(parse(row?.1.value())?);
         }
@@ -312,7 +335,7 @@ pub fn random_word() -> Result<String, getrandom::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::live::records::{JobRecord, PairRecord, Solo};
+    use crate::live::records::{JobRecord, PairRecord, Service, Solo, SpeedRecord, Witness};
     use crate::live::wire::{Order, RunId, What};
 
     #[test]
@@ -367,11 +390,26 @@ mod tests {
             ..PairRecord::default()
         };
         let solo = ("T4\n1\na".to_owned(), Solo::default());
+        let speed = SpeedRecord {
+            gpu: "T4".into(),
+            gpus: 1,
+            kind: "a".into(),
+            witnesses: vec![Witness::default()],
+        };
+        let service = Service {
+            job: 3,
+            gpu_s: 1.5,
+            ..Service::default()
+        };
         let changes = Changes {
             dropped_pairs: vec![pair_key(&pair)],
             dropped_solos: vec![solo.0.clone()],
             pairs: vec![pair.clone()],
             solos: vec![solo.clone()],
+            dropped_speeds: vec![solo.0.clone()],
+            speeds: vec![speed.clone()],
+            dropped_services: vec![3],
+            services: vec![service.clone()],
             ..Changes::default()
         };
         let (mut store, ..) = Store::open(dir.path(), 1).unwrap();
@@ -379,6 +417,7 @@ mod tests {
         drop(store);
         let (_, kept, _) = Store::open(dir.path(), 2).unwrap();
         assert_eq!((kept.pairs, kept.solos), (vec![pair], vec![solo]));
+        assert_eq!((kept.speeds, kept.services), (vec![speed], vec![service]));
     }
 
     #[test]

@@ -497,7 +497,41 @@ pub struct PairView {
     pub rates: [f64; 2],
     /// The packer refuses the pair.
     pub refused: bool,
+    /// It was not measured: this is what can be inferred from the pairs that were.
+    pub estimated: bool,
+    /// How sure the speeds are; 1: measured.
+    #[schema(minimum = 0, maximum = 1)]
+    pub confidence: f64,
     /// When.
+    pub unix_ms: u64,
+}
+
+/// How fast a kind of job is by itself on a type of GPU.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct SpeedView {
+    /// Type of the GPU.
+    pub gpu: String,
+    /// GPUs of the job.
+    pub gpus: u32,
+    /// Its kind.
+    pub kind: String,
+    /// Iterations or submissions per second.
+    pub per_s: f64,
+    /// They are iterations.
+    pub iterations: bool,
+    /// Speed relative to the fastest type that the cluster has.
+    #[schema(minimum = 0, maximum = 1)]
+    pub relative: f64,
+    /// It was measured, and not inferred from other kinds and types.
+    pub measured: bool,
+    /// How sure it is; 1: measured; 0: nothing is known, and it counts as fast as the mean of the
+    /// types that were measured.
+    #[schema(minimum = 0, maximum = 1)]
+    pub confidence: f64,
+    /// Nodes that measured it.
+    pub nodes: u64,
+    /// When, last.
     pub unix_ms: u64,
 }
 
@@ -586,8 +620,12 @@ pub struct HookStatus {
     pub nodes: Vec<NodeView>,
     /// Jobs by phase.
     pub jobs: BTreeMap<String, u64>,
-    /// Pairs that were measured.
+    /// Pairs that were measured, and, for a policy that uses them, what can be inferred of others.
     pub pairs: Vec<PairView>,
+    /// Speeds by kind of job and type of GPU.
+    pub speeds: Vec<SpeedView>,
+    /// Past jobs whose GPU time is remembered.
+    pub past_jobs: u64,
     /// Pairs made since the state was.
     pub packs: u64,
     /// Pairs split because they did not pay.

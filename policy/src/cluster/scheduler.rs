@@ -13,11 +13,12 @@ mod resizing;
 mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::admission::Promises;
 use super::{
     Admission, Admit, ClusterState, Decision, Drift, FreeGpus, GpuId, Job, JobId, Key, Order,
-    Packer, Placer, Policies, Profile, Random, RoundAllocator, Sizer, Verdict,
+    Packer, PairTable, Placer, Policies, Profile, Random, RoundAllocator, Sizer, Verdict,
 };
 
 /// Why jobs wait, as of the last decision.
@@ -44,6 +45,19 @@ pub struct Scheduler {
     noted: Vec<JobId>,
     promises: Promises,
     waits: Waits,
+    /// Every key has to be asked for again.
+    keys_are_old: bool,
+}
+
+/// What has become known since a scheduler was made.
+#[derive(Clone, Debug, Default)]
+pub struct Learnt {
+    /// GPU-seconds of past jobs; `None`: as before.
+    pub past_gpu_s: Option<Vec<f64>>,
+    /// Speeds of jobs by type of GPU, or those of pairs, are others.
+    pub speeds: bool,
+    /// All pairs that are known then.
+    pub pairs: Option<Arc<PairTable>>,
 }
 
 impl std::fmt::Debug for Scheduler {
@@ -88,6 +102,7 @@ impl Scheduler {
             noted: Vec::new(),
             promises: Promises::default(),
             waits: Waits::default(),
+            keys_are_old: false,
         }
     }
 
@@ -146,6 +161,18 @@ impl Scheduler {
         let kind = gpu_type(state, host);
         let (host, joiner) = (&state.job(host).profile, &state.job(joiner).profile);
         packer.observe(host, joiner, kind, measured)
+    }
+
+    /// More is known than when this scheduler was made: GPU times of past jobs, speeds of jobs by
+    /// type of GPU (which the state has) and of pairs.
+    pub fn learn(&mut self, learnt: &Learnt) {
+        if let Some(past_gpu_s) = &learnt.past_gpu_s {
+            self.order.learn(past_gpu_s);
+        }
+        if let (true, Some(round_allocator)) = (learnt.speeds, &mut self.round_allocator) {
+            round_allocator.learn(learnt.pairs.as_ref());
+        }
+        self.keys_are_old |= learnt.past_gpu_s.is_some();
     }
 
     /// What to do now. The caller applies the whole batch or reports the outcome by [`Self::note`].
@@ -222,13 +249,14 @@ impl Scheduler {
         for id in noted {
             self.requeue(state, id);
         }
+        let keys_are_old = std::mem::take(&mut self.keys_are_old);
         let ranks_drift = self
             .admission
             .as_ref()
             .is_some_and(|admission| admission.ranks_drift());
         match self.order.drift() {
             Drift::Always => self.requeue_all(state),
-            _ if ranks_drift => self.requeue_all(state),
+            _ if ranks_drift || keys_are_old => self.requeue_all(state),
             Drift::Running if self.order.preemptive() => {
                 for id in state.running() {
                     self.requeue(state, *id);

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::completion::{PairEstimate, complete_pairs};
 use super::{GpuType, JobType};
 
 /// Where the speeds of pairs come from: a measured table, a model, or what arbiters report.
@@ -46,6 +47,22 @@ impl PairTable {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.speeds.is_empty()
+    }
+
+    /// Adds what can be inferred of pairs that are not there, between `kinds` (with their numbers
+    /// of GPUs) on the first `types` types, where that is at least so sure. What is there stays.
+    /// Returns what was added.
+    pub fn complete(
+        &mut self,
+        kinds: &[(JobType, u32)],
+        types: u16,
+        least: f64,
+    ) -> Vec<PairEstimate> {
+        let estimates = complete_pairs(self, kinds, types, least);
+        for one in &estimates {
+            self.insert(one.kind, one.gpus, one.kinds.into(), one.speeds);
+        }
+        estimates
     }
 
     /// Every measurement: type, GPUs, the two kinds, their speeds.

@@ -25,6 +25,7 @@ fn kind_of(decision: &Decision) -> &'static str {
 impl Hook {
     /// Ask the scheduler and bring the state to where it wants it, as far as that can be done.
     pub(super) fn decide(&mut self) {
+        self.tell_speeds();
         let batch = self.scheduler.decide(&self.state);
         let asked: BTreeSet<JobId> = batch.iter().map(Decision::job).collect();
         let mut batch = self.can_be_done(batch);
@@ -169,10 +170,16 @@ impl Hook {
         self.say(kind_of(decision), id, beside, text);
     }
 
-    /// How fast a job goes where it is: as measured, else by what both ask of the device.
+    /// How fast a job goes where it is: as measured, else by what both ask of the device; on a
+    /// slower type of GPU by so much less.
     pub(super) fn pace(&mut self, at: JobId) {
+        let job = self.state.job(at);
+        let first = job.run().and_then(|run| run.gpus.first());
+        let kind = first.map(|gpu| self.state.type_of(*gpu));
+        let by_type = kind.and_then(|kind| job.by_type.get(usize::from(kind.0)));
+        let by_type = by_type.copied().unwrap_or(1.0);
         let rate = match self.state.partner(at) {
-            None => self.state.job(at).rate(self.held(at)),
+            None => job.rate(self.held(at)),
             Some(other) => {
                 let id = self.numbers[at.0 as usize];
                 let (own, theirs) = (&self.state.job(at).profile, &self.state.job(other).profile);
@@ -184,7 +191,7 @@ impl Hook {
                 measured.unwrap_or(1.0 / (own.busy + theirs.busy).max(1.0))
             }
         };
-        self.state.set_rate(at, rate);
+        self.state.set_rate(at, rate * by_type);
     }
 
     /// Orders the difference between where jobs are to be and what was ordered from nodes. Orders
@@ -196,9 +203,15 @@ impl Hook {
                 continue;
             }
             let wanted = self.wanted(*id);
-            let sent = record.run.as_ref().and_then(|run| run.sent.share);
+            let run = record.run.as_ref();
+            let sent = run.and_then(|run| run.sent.share);
+            let moves = |node: &str, gpus: &[GpuId]| {
+                run.is_some_and(|run| run.node != node || !self.is_on(run, gpus))
+            };
             let rank = match (&wanted, sent) {
                 (None, _) => 0,
+                // It leaves the GPUs that another may be going to.
+                (Some((node, gpus, _)), _) if moves(node, gpus) => 0,
                 (Some((.., share)), Some(sent)) if *share < sent => 1,
                 _ => 2,
             };
@@ -280,7 +293,7 @@ impl Hook {
         }
     }
 
-    fn is_on(&self, run: &RunRecord, gpus: &[GpuId]) -> bool {
+    pub(super) fn is_on(&self, run: &RunRecord, gpus: &[GpuId]) -> bool {
         let own: Option<Vec<GpuId>> = run
             .devices
             .iter()

@@ -16,11 +16,15 @@
 
 mod decide;
 mod jobs;
+mod learned;
 mod nodes;
 mod pairs;
 mod past;
 mod place;
 mod rebuild;
+mod services;
+mod sizes;
+mod speeds;
 #[cfg(test)]
 mod tests;
 mod trial;
@@ -31,15 +35,17 @@ use std::path::Path;
 
 use control::{Class, ControlError, ErrorCode};
 use policy::PolicyError;
-use policy::cluster::{Choice, ClusterState, JobId, Past, Scheduler};
+use policy::cluster::{Choice, ClusterState, JobId, Scheduler};
 
-use super::adapt::{self, Shared};
+use super::adapt::{self, Known, Shared};
 use super::clock::{Clock, Now, Reading};
-use super::records::{Changes, JobRecord, Kept, NodeRecord};
+use super::records::{Changes, JobRecord, Kept, NodeRecord, Service, SpeedRecord, solo_key};
 use super::store::{Store, StoreError};
 use super::wire::{DecisionView, HookId, Order, RunId, WaitMatrix, What};
+use learned::Learned;
 use past::{Pairs, Solos};
 use place::Resident;
+use speeds::{ShownPairs, Unlearnt};
 use trial::{Trial, Watch};
 
 /// The assumed solo duration of a job whose owner gives none, in seconds: only orders by remaining
@@ -176,6 +182,18 @@ pub struct Hook {
     orders: BTreeMap<String, BTreeMap<u64, Order>>,
     pairs: Pairs,
     solos: Solos,
+    /// Solo speeds by node, by [`solo_key`].
+    speeds: BTreeMap<String, SpeedRecord>,
+    /// What past jobs were given, by job.
+    services: BTreeMap<u64, Service>,
+    /// Speeds by type of GPU, as policies are shown them.
+    learned: Learned,
+    /// Pairs, as policies are shown them.
+    shown_pairs: ShownPairs,
+    unlearnt: Unlearnt,
+    next_learn_s: f64,
+    /// When a word was last said about what a node reports.
+    doubted_s: BTreeMap<String, f64>,
     watches: BTreeMap<u64, Watch>,
     trials: BTreeMap<(u64, u64), Trial>,
     /// Held back for a moment, so that the job beside it can be measured solo.
@@ -227,11 +245,11 @@ impl Names {
 
 /// By what was measured; where that is too little for a policy, as if pairs had been, for then they
 /// will be.
-fn scheduler_of(config: &Config, shared: &Shared, past: &[Past]) -> Result<Scheduler, PolicyError> {
-    let measured = config.choice.policies(&adapt::context(past));
+fn scheduler_of(config: &Config, shared: &Shared, known: &Known) -> Result<Scheduler, PolicyError> {
+    let measured = config.choice.policies(&adapt::context(known));
     let mut policies = measured.or_else(|_| config.choice.policies(&adapt::context_to_be()))?;
     if let Some(packer) = &mut policies.packer {
-        packer.remember(past);
+        packer.remember(&known.pairs);
     }
     Ok(adapt::scheduler(policies, shared, config.seed))
 }
@@ -245,7 +263,8 @@ impl Hook {
         let opened = now.into();
         let unix_ms = opened.unix_ms;
         let shared = Shared::default();
-        let scheduler = scheduler_of(&config, &shared, &[]).map_err(OpenError::Policy)?;
+        let scheduler =
+            scheduler_of(&config, &shared, &Known::default()).map_err(OpenError::Policy)?;
         let (store, kept, id) = Store::open(dir, unix_ms)?;
         let Kept {
             nodes,
@@ -253,6 +272,8 @@ impl Hook {
             orders,
             pairs,
             solos,
+            speeds,
+            services,
             log,
         } = kept;
         let mut hook = Self {
@@ -286,6 +307,16 @@ impl Hook {
                 .map(|pair| ((pair.gpu.clone(), pair.gpus, pair.kinds.clone()), pair))
                 .collect(),
             solos: solos.into_iter().collect(),
+            speeds: speeds
+                .into_iter()
+                .map(|speed| (solo_key(&speed.gpu, speed.gpus, &speed.kind), speed))
+                .collect(),
+            services: services.into_iter().map(|one| (one.job, one)).collect(),
+            learned: Learned::default(),
+            shown_pairs: ShownPairs::new(),
+            unlearnt: Unlearnt::default(),
+            next_learn_s: 0.0,
+            doubted_s: BTreeMap::new(),
             watches: BTreeMap::new(),
             trials: BTreeMap::new(),
             probed: BTreeSet::new(),
@@ -312,12 +343,30 @@ impl Hook {
         let begun_ms = hook.opened.resume(&hook.store.meta);
         hook.opened_s = hook.clock_s(begun_ms);
         hook.now_s = hook.opened_s;
+        hook.count_gap();
         // Now that it is known what was measured.
-        let past = hook.past();
-        hook.config.choice.policies(&adapt::context(&past))?;
+        let known = hook.all_known();
+        hook.config.choice.policies(&adapt::context(&known))?;
         hook.rebuild();
         hook.commit()?;
         Ok(hook)
+    }
+
+    /// Jobs went on while no hook was there, and since what was last written of each.
+    fn count_gap(&mut self) {
+        for record in self.jobs.values_mut() {
+            let Some(run) = record.run.as_ref().filter(|_| record.over.is_none()) else {
+                continue;
+            };
+            if record.counted_s > 0.0 && !run.stopping && !run.suspended {
+                let gap_s = (self.now_s - record.counted_s).max(0.0);
+                // CAST: a node has at most 64.
+                record.gpu_s += gap_s * run.devices.len() as f64;
+                record.held_s += gap_s;
+                record.done_s += gap_s * record.rate.unwrap_or(1.0).clamp(0.0, 1.0);
+            }
+            record.counted_s = self.now_s;
+        }
     }
 
     /// Which hook this is.
@@ -377,6 +426,7 @@ impl Hook {
         }
         self.let_in();
         self.try_pairs();
+        self.learn_anew(false);
         if self.state.gpus() > 0
             && self.knows_enough()
             && (self.changed || self.now_s >= self.next_round_s)
@@ -384,6 +434,10 @@ impl Hook {
             self.changed = false;
             self.next_round_s = self.now_s + self.config.round_s;
             self.decide();
+            let ends_s = self.shared.facts().round_ends_s;
+            if ends_s > self.now_s {
+                self.next_round_s = self.next_round_s.min(ends_s);
+            }
         }
         self.reconcile();
         self.commit()

@@ -547,6 +547,9 @@ impl Hook {
         record.submission.command = Vec::new();
         record.submission.env.clear();
         self.dirty.insert(id);
+        if phase == JobPhase::Done {
+            self.keep_service(id);
+        }
         self.say(phase.as_str(), id, None, reason);
     }
 
@@ -601,6 +604,7 @@ impl Hook {
         self.give_up(node, "its node was given up");
         self.nodes.remove(node);
         self.refusals.remove(node);
+        self.doubted_s.remove(node);
         self.orders.remove(node);
         self.changes.nodes.retain(|record| record.name != node);
         self.changes.dropped_nodes.push(node.to_owned());

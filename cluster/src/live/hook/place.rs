@@ -17,6 +17,7 @@ use std::sync::Arc;
 use control::{ArbiterStatus, Class, ControlError, JobState, check_name};
 use policy::PolicyError;
 
+use super::learned::Learned;
 use super::past::{Pairs, Solos};
 use super::{Config, Hook, NodeEntry};
 use crate::live::placement::{Candidate, DecideRequest, Decided, JobProfile, Unfit};
@@ -60,6 +61,14 @@ impl Resident {
     }
 }
 
+/// What the hook remembers, for a question.
+struct Remembered<'a> {
+    pairs: &'a Pairs,
+    solos: &'a Solos,
+    learned: &'a Learned,
+    past_gpu_s: Vec<f64>,
+}
+
 impl Hook {
     /// Where a job of another engine should run. Nothing of the hook changes.
     ///
@@ -76,11 +85,19 @@ impl Hook {
             }
         }
         let job = self.known_job(&asked.job, &candidates);
-        let known = (&self.pairs, &self.solos);
-        decide_among(&self.config, known, &job, candidates, unfit).map_err(|error| {
+        decide_among(&self.config, &self.remembered(), &job, candidates, unfit).map_err(|error| {
             // What was looked up when the hook was opened is still there.
             ControlError::new(control::ErrorCode::Internal, error.to_string())
         })
+    }
+
+    fn remembered(&self) -> Remembered<'_> {
+        Remembered {
+            pairs: &self.pairs,
+            solos: &self.solos,
+            learned: &self.learned,
+            past_gpu_s: self.past_gpu_s(),
+        }
     }
 
     /// A candidate with what its node reports.
@@ -244,7 +261,7 @@ fn unfit_for(candidate: &Candidate, reason: impl Into<String>) -> Unfit {
 /// Decides; `unfit` has the candidates that are out already.
 fn decide_among(
     config: &Config,
-    known: (&Pairs, &Solos),
+    known: &Remembered<'_>,
     job: &JobProfile,
     candidates: Vec<Candidate>,
     mut unfit: Vec<Unfit>,
@@ -284,7 +301,7 @@ fn decide_among(
         .iter()
         .map(|gpu| &model.places[gpu.0 as usize])
         .collect();
-    let mut decided = judge(known.0, job, &chosen, share);
+    let mut decided = judge(known.pairs, job, &chosen, share);
     decided.reason = format!("{}: {}", config.choice, decided.reason);
     decided.unfit = unfit;
     Ok(decided)

@@ -4,12 +4,12 @@
 use std::collections::BTreeSet;
 
 use policy::cluster::{
-    ClusterState, Decision, GpuId, GpuType, Job, JobId, JobType, Node, Past, Profile, Speed, UserId,
+    ClusterState, Decision, GpuId, GpuType, Job, JobId, JobType, Node, Profile, Speed, UserId,
 };
 
 use super::past::{as_metered, past};
 use super::{Hook, UNKNOWN_WORK_S, policy_class, scheduler_of};
-use crate::live::adapt::Facts;
+use crate::live::adapt::{Facts, Known};
 use crate::live::records::{Metered, solo_key};
 
 impl Hook {
@@ -57,6 +57,8 @@ impl Hook {
         self.live.insert(id, at);
         self.scheduler.note(at);
         self.changed = true;
+        // Its kind may be one that nobody has asked about.
+        self.unlearnt.speeds = true;
         self.pin(id);
     }
 
@@ -159,10 +161,12 @@ impl Hook {
                 self.places.push((name.clone(), device.uuid.clone()));
             }
         }
+        facts.round_s = self.config.round_s;
         *self.shared.facts() = facts;
-        let past = self.past();
+        self.forget_services();
+        let known = self.all_known();
         // What was accepted at the start is still there.
-        if let Ok(scheduler) = scheduler_of(&self.config, &self.shared, &past) {
+        if let Ok(scheduler) = scheduler_of(&self.config, &self.shared, &known) {
             self.scheduler = scheduler;
         }
         self.state = ClusterState::new(nodes);
@@ -188,6 +192,7 @@ impl Hook {
                 self.resettle(*id, joiners);
             }
         }
+        self.learn_anew(true);
     }
 
     /// A running job back onto the GPUs that it has.
@@ -229,16 +234,20 @@ impl Hook {
                 record.done_s = job.done(self.now_s);
                 record.gpu_s = job.service_gpu_s(self.now_s);
                 record.held_s = job.held_s(self.now_s);
+                record.counted_s = self.now_s;
             }
         }
     }
 
-    /// Measured pairs, as a packer takes them.
-    pub(super) fn past(&mut self) -> Vec<Past> {
+    /// What was measured, as policies take it.
+    pub(super) fn all_known(&mut self) -> Known {
         let types = &mut self.gpu_types;
         // CAST: as many as there are types of GPU, of nodes and of what is kept.
         let number = |name: &str| [GpuType(types.number(name) as u16)];
-        past(&self.pairs, &self.solos, &mut self.kinds, number)
+        Known {
+            pairs: past(&self.pairs, &self.solos, &mut self.kinds, number),
+            past_gpu_s: self.past_gpu_s(),
+        }
     }
 
     /// Which GPUs strangers are on, and how long a request would wait there, for the placer.

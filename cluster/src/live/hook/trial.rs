@@ -10,11 +10,12 @@
 //! itself is not trusted beyond that: no job counts as faster than solo, and a speed that is no
 //! number counts against the pair.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use control::{ArbiterStatus, IterationSource, JobStatus};
 use policy::cluster::{JobId, JobType, Profile, Verdict};
 
+use super::learned::{agree, of_nodes};
 use super::{Hook, MEASURED_KEPT, policy_class};
 use crate::live::records::{Metered, PairRecord, Solo, pair_key, solo_key};
 use crate::live::wire::RunReport;
@@ -45,11 +46,13 @@ pub(super) struct Watch {
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(super) struct Sample {
     s: f64,
+    /// The same time on the cluster's clock.
+    heard_s: f64,
     launches: u64,
     iterations: Option<u64>,
     iteration_s: f64,
     paused: bool,
-    /// Its device had nothing but the hook's jobs on it.
+    /// Its devices had nothing else on them that runs.
     undisturbed: bool,
 }
 
@@ -80,6 +83,19 @@ impl Hook {
     pub(super) fn on_metered(&mut self, node: &str, arbiter: &ArbiterStatus, runs: &[RunReport]) {
         // CAST: milliseconds of some decades are below 2^53.
         let s = (arbiter.started_unix_ms + arbiter.uptime_ms) as f64 / 1000.0;
+        // An attempt that is being stopped still uses its devices.
+        let mut users: BTreeMap<String, u32> = BTreeMap::new();
+        for run in runs.iter().filter(|run| run.ended.is_none()) {
+            let own = self.jobs.get(&run.run.job).and_then(|job| job.run.as_ref());
+            let own = own.filter(|own| own.attempt == run.run.attempt && own.node == node);
+            for device in own
+                .iter()
+                .filter(|own| !own.suspended)
+                .flat_map(|own| &own.devices)
+            {
+                *users.entry(device.clone()).or_default() += 1;
+            }
+        }
         for run in runs {
             let id = run.run.job;
             let Some(record) = self.jobs.get(&id) else {
@@ -104,9 +120,10 @@ impl Hook {
                     .nodes
                     .get(node)
                     .and_then(|node| node.waits.iter().find(|w| w.uuid == *device));
-                waits.is_some_and(|waits| waits.strangers == 0)
+                let sole = users.get(device).is_none_or(|users| *users < 2);
+                sole && waits.is_some_and(|waits| waits.strangers == 0)
             });
-            let sample = sample(status, s, undisturbed);
+            let sample = sample(status, [s, self.now_s], undisturbed);
             // CAST: a node has at most 64.
             let gpus = own.devices.len() as u32;
             let class = policy_class(record.submission.class);
@@ -136,7 +153,7 @@ impl Hook {
 
     /// Learn a job's speed while nobody is beside it.
     fn see_solo(&mut self, id: u64, at: JobId) {
-        let solo = self.state.job(at).run().is_some() && self.state.partner(at).is_none();
+        let solo = self.is_there(id, at) && self.state.partner(at).is_none();
         let solo_s = self.config.trial.solo_s;
         let Some(watch) = self.watches.get_mut(&id) else {
             return;
@@ -154,14 +171,48 @@ impl Hook {
             return;
         }
         watch.solo_from = Some(last);
-        if let Some(solo) = solo_between(&from, &last) {
+        if self.clock_is_right(id, &from, &last)
+            && let Some(solo) = solo_between(&from, &last)
+        {
             self.learn(id, at, solo);
         }
     }
 
-    /// A job's solo speed, for it and for its kind.
-    fn learn(&mut self, id: u64, at: JobId, solo: Solo) {
+    /// Its attempt is on the GPUs that it has in the state: one that was decided to move elsewhere
+    /// runs where it was until its node has stopped it.
+    fn is_there(&self, id: u64, at: JobId) -> bool {
+        let run = self.jobs.get(&id).and_then(|job| job.run.as_ref());
+        let here = self.state.job(at).run();
+        run.zip(here)
+            .is_some_and(|(run, here)| !run.stopping && self.is_on(run, &here.gpus))
+    }
+
+    /// Whether as much time passed on a job's node as here; if not, that is said.
+    fn clock_is_right(&mut self, id: u64, from: &Sample, to: &Sample) -> bool {
+        let (theirs_s, ours_s) = (to.s - from.s, to.heard_s - from.heard_s);
+        let right = agree(theirs_s, ours_s);
+        if !right && let Some(node) = self.node_of(id) {
+            let why = format!("{theirs_s:.1} s passed on its clock in {ours_s:.1} s");
+            self.doubt(&node, &why);
+        }
+        right
+    }
+
+    fn node_of(&self, id: u64) -> Option<String> {
+        Some(self.jobs.get(&id)?.run.as_ref()?.node.clone())
+    }
+
+    /// A job's solo speed, for it and for its kind. `false`: it cannot be.
+    fn learn(&mut self, id: u64, at: JobId, solo: Solo) -> bool {
         let key = self.solo_key(id, at);
+        let (Some(node), Some(record)) = (self.node_of(id), self.jobs.get(&id)) else {
+            return false;
+        };
+        let kind = record.submission.kind.clone();
+        let (gpu, gpus) = (self.gpu_name(at), self.held(at));
+        if !self.witness(&node, (&gpu, gpus, &kind), &solo) {
+            return false;
+        }
         let seen = self.watches.get(&id).and_then(|watch| watch.profile);
         let solo = Solo {
             metered: seen.map(|profile| Metered {
@@ -174,33 +225,29 @@ impl Hook {
             unix_ms: self.unix_ms(),
             ..solo
         };
-        let busy = |solo: &Solo| solo.metered.map(|metered| metered.busy);
-        let far = |old: &Solo| {
-            let change = solo.launches_per_s / old.launches_per_s;
-            let busier = match (busy(old), busy(&solo)) {
-                (Some(old), Some(new)) => (old - new).abs() > 0.05,
-                (old, new) => old.is_some() != new.is_some(),
-            };
-            !(0.9..1.1).contains(&change)
-                || busier
-                || old.iterations_per_s.is_some() != solo.iterations_per_s.is_some()
-        };
         let Some(record) = self.jobs.get_mut(&id) else {
-            return;
+            return false;
         };
-        if record.solo.as_ref().is_none_or(far) {
+        let own = record.solo.as_ref().filter(|_| record.solo_on == key);
+        if own.is_none_or(|old| far(old, &solo)) {
             record.solo = Some(solo);
+            record.solo_on.clone_from(&key);
             self.dirty.insert(id);
         }
-        if self.solos.get(&key).is_none_or(far) {
+        // Of the kind, what all nodes with such GPUs say together.
+        let mut solo = solo;
+        if let Some((launches, iterations)) = self.speeds.get(&key).and_then(of_nodes) {
+            (solo.launches_per_s, solo.iterations_per_s) = (launches, iterations);
+        }
+        if self.solos.get(&key).is_none_or(|old| far(old, &solo)) {
             self.solos.insert(key.clone(), solo);
             self.changes.solos.push((key, solo));
             self.forget_solos();
             if let Some(metered) = solo.metered {
-                let kind = self.jobs[&id].submission.kind.clone();
                 self.tell_kind(&kind, self.state.job(at).gpus, &metered);
             }
         }
+        true
     }
 
     /// Kinds that were seen longest ago make way.
@@ -249,10 +296,11 @@ impl Hook {
     }
 
     fn solo(&self, id: u64, at: JobId) -> Option<Solo> {
-        self.jobs
-            .get(&id)?
-            .solo
-            .or_else(|| self.solos.get(&self.solo_key(id, at)).copied())
+        let key = self.solo_key(id, at);
+        let record = self.jobs.get(&id)?;
+        // On other GPUs it was another speed.
+        let own = record.solo.filter(|_| record.solo_on == key);
+        own.or_else(|| self.solos.get(&key).copied())
     }
 
     /// Attempt on with every pair that there is.
@@ -383,14 +431,18 @@ impl Hook {
             return;
         }
         let (id, at) = pair[who];
-        match solo_between(&from, &now[who]) {
+        let right = self.clock_is_right(id, &from, &now[who]);
+        let known = match solo_between(&from, &now[who]).filter(|_| right) {
             Some(solo) => self.learn(id, at, solo),
-            None if passed < IDLE_TIMES * solo_s => return,
-            // It does nothing by itself, so it cannot be judged together with another.
-            None => {
-                if let Some(record) = self.jobs.get_mut(&id) {
-                    record.solo = Some(Solo::default());
-                }
+            None if right && passed < IDLE_TIMES * solo_s => return,
+            None => false,
+        };
+        // It does nothing by itself, or what cannot be: so it cannot be judged together with
+        // another.
+        if !known {
+            let key = self.solo_key(id, at);
+            if let Some(record) = self.jobs.get_mut(&id) {
+                (record.solo, record.solo_on) = (Some(Solo::default()), key);
             }
         }
         self.set_stage(key, Stage::Waiting);
@@ -409,6 +461,10 @@ impl Hook {
         let window_s = (trial.iterations * slower_s).max(trial.window_s);
         if (0..2).any(|who| now[who].s - from[who].s < window_s) {
             return;
+        }
+        // Nothing is known of a pair on a node whose clock is wrong.
+        if (0..2).any(|who| !self.clock_is_right(pair[who].0, &from[who], &now[who])) {
+            return self.set_stage(key, Stage::Waiting);
         }
         let rates = [0, 1].map(|who| {
             let solo = self.solo(pair[who].0, pair[who].1);
@@ -437,6 +493,7 @@ impl Hook {
             record,
         );
         self.forget_pairs();
+        self.unlearnt.speeds = true;
         for (who, (id, at)) in pair.into_iter().enumerate() {
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.rate = rates[who].is_finite().then_some(rates[who]);
@@ -452,6 +509,19 @@ impl Hook {
         self.set_stage((host, joiner), Stage::Kept);
         self.changed |= unpack;
     }
+}
+
+/// Two measurements say something different.
+fn far(old: &Solo, new: &Solo) -> bool {
+    let change = new.launches_per_s / old.launches_per_s;
+    let busy = |solo: &Solo| solo.metered.map(|metered| metered.busy);
+    let busier = match (busy(old), busy(new)) {
+        (Some(old), Some(new)) => (old - new).abs() > 0.05,
+        (old, new) => old.is_some() != new.is_some(),
+    };
+    !(0.9..1.1).contains(&change)
+        || busier
+        || old.iterations_per_s.is_some() != new.iterations_per_s.is_some()
 }
 
 /// Speed over a stretch; `None` where nothing was done in it.
@@ -493,11 +563,12 @@ fn relative(solo: &Solo, from: &Sample, to: &Sample) -> f64 {
     }
 }
 
-fn sample(status: &JobStatus, s: f64, undisturbed: bool) -> Sample {
+fn sample(status: &JobStatus, [s, heard_s]: [f64; 2], undisturbed: bool) -> Sample {
     let profile = status.profile.as_deref();
     let trusted = profile.filter(|p| p.found != IterationSource::None && p.confidence >= TRUSTED);
     Sample {
         s,
+        heard_s,
         launches: status.launches,
         iterations: trusted.map(|profile| profile.iterations),
         // CAST: nanoseconds of an iteration are below 2^53.

@@ -126,6 +126,8 @@ impl Hook {
             kinds,
             rates,
             refused,
+            estimated: false,
+            confidence: 1.0,
             unix_ms,
         }
     }
@@ -155,7 +157,11 @@ impl Hook {
                 .pairs
                 .values()
                 .map(|pair| self.pair_view(pair))
+                .chain(self.estimated_pairs())
                 .collect(),
+            speeds: self.speed_views(),
+            // CAST: a count.
+            past_jobs: self.services.len() as u64,
             packs: self.store.meta.packs,
             unpacks: self.store.meta.unpacks,
         }

@@ -48,7 +48,9 @@ pub(super) static GITTINS: Entry<dyn Order> = Registration {
         if context.past_gpu_s.is_empty() {
             return Err(PolicyError::Needs {
                 policy: "gittins",
-                what: "the GPU times of past jobs (`--past FILE` of the simulator; a live hook has none)",
+                what: "the GPU times of past jobs: `--past FILE` of the simulator; a live hook keeps \
+                       those of jobs that are done, and needs 20 of them: run another order first, \
+                       such as `2d-las`, on the same --state",
             });
         }
         let queues = TwoDLas::new(settings.numbers("at"), settings.some("promote"));
@@ -228,16 +230,8 @@ pub struct Gittins {
 impl Gittins {
     /// From the GPU-seconds of past jobs. Beyond the longest one a job has index 0: it comes last.
     #[must_use]
-    pub fn new(mut samples_gpu_s: Vec<f64>, queues: TwoDLas) -> Self {
-        samples_gpu_s.retain(|sample| sample.is_finite() && *sample > 0.0);
-        samples_gpu_s.sort_by(f64::total_cmp);
-        let mut services = vec![0.0];
-        services.extend_from_slice(&samples_gpu_s);
-        services.dedup();
-        let indices = services
-            .iter()
-            .map(|service| index(&samples_gpu_s, *service))
-            .collect();
+    pub fn new(samples_gpu_s: Vec<f64>, queues: TwoDLas) -> Self {
+        let (services, indices) = indices(samples_gpu_s);
         Self {
             services,
             indices,
@@ -251,6 +245,18 @@ impl Gittins {
         let at = self.services.partition_point(|s| *s <= service_gpu_s);
         self.indices[at.saturating_sub(1)]
     }
+}
+
+/// Services that samples have, and the index of each.
+fn indices(mut samples_gpu_s: Vec<f64>) -> (Vec<f64>, Vec<f64>) {
+    samples_gpu_s.retain(|sample| sample.is_finite() && *sample > 0.0);
+    samples_gpu_s.sort_by(f64::total_cmp);
+    let mut services = vec![0.0];
+    services.extend_from_slice(&samples_gpu_s);
+    services.dedup();
+    let of = |service: &f64| index(&samples_gpu_s, *service);
+    let indices = services.iter().map(of).collect();
+    (services, indices)
 }
 
 fn index(sorted: &[f64], service: f64) -> f64 {
@@ -288,6 +294,11 @@ impl Order for Gittins {
     fn refresh(&mut self, state: &ClusterState) {
         self.queues.promotion.refresh(state);
     }
+    fn learn(&mut self, past_gpu_s: &[f64]) {
+        if !past_gpu_s.is_empty() {
+            (self.services, self.indices) = indices(past_gpu_s.to_vec());
+        }
+    }
 }
 
 #[cfg(test)]
@@ -307,5 +318,19 @@ mod tests {
             "between samples, that of the last one"
         );
         assert_eq!(gittins.index(9.0), 0.0);
+    }
+
+    #[test]
+    fn what_is_learnt_of_past_jobs_counts_from_then_on() {
+        let mut gittins = Gittins::new(vec![1.0, 9.0], TwoDLas::new(vec![], None));
+        gittins.learn(&[]);
+        assert_eq!(
+            gittins.index(0.0),
+            0.5,
+            "nothing learnt is nothing forgotten"
+        );
+        gittins.learn(&[4.0, f64::NAN, -1.0]);
+        assert_eq!((gittins.index(0.0), gittins.index(2.0)), (0.25, 0.25));
+        assert_eq!(gittins.index(4.0), 0.0);
     }
 }

@@ -122,4 +122,6 @@ pub trait Order: Send {
     fn drift(&self) -> Drift;
     /// Look around before keys are asked for: once for each decision.
     fn refresh(&mut self, _state: &ClusterState) {}
+    /// The GPU times of past jobs, where more of them are known now.
+    fn learn(&mut self, _past_gpu_s: &[f64]) {}
 }

@@ -13,7 +13,7 @@ pub use synergy::Synergy;
 pub use wait_time::WaitTime;
 
 use super::catalogue::Entry;
-use super::{ClusterState, FreeGpus, GpuId, Job, Tags};
+use super::{ClusterState, FreeGpus, GpuId, Job, JobId, Tags};
 
 /// Every placer: a new one has a line here and a file of its own.
 pub(crate) static PLACERS: &[&Entry<dyn Placer>] = &[
@@ -70,6 +70,10 @@ pub trait Placer: Send {
     /// It weighs itself how long a job would wait for a GPU that somebody else is on.
     fn weighs_waits(&self) -> bool {
         false
+    }
+    /// The GPUs that a job is bound to: it runs there or nowhere. `None`: anywhere.
+    fn bound(&self, _job: JobId) -> Option<Vec<GpuId>> {
+        None
     }
     /// How a resized job is placed.
     fn regroup(&self) -> Regroup {

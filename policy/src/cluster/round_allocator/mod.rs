@@ -4,11 +4,14 @@
 mod gavel;
 mod trades;
 
-pub use gavel::{Gavel, Goal};
+pub use gavel::{Gavel, Goal, LEAST_CONFIDENCE};
 pub use trades::Trades;
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use super::catalogue::Entry;
-use super::{ClusterState, GpuType, Job, JobId, Tags};
+use super::{ClusterState, GpuType, Job, JobId, PairTable, Tags};
 
 /// Every round allocator: a new one has a line here and a file of its own.
 pub(crate) static ROUND_ALLOCATORS: &[&Entry<dyn RoundAllocator>] = &[
@@ -38,6 +41,23 @@ pub trait RoundAllocator: Send {
     /// The turns of this round, the most important first: each job in one at most, and no more GPUs
     /// of a type than exist.
     fn turns(&mut self, state: &ClusterState) -> Vec<Turn>;
+    /// Speeds of jobs by type of GPU are others now, or those of pairs; `pairs`: all that are
+    /// known.
+    fn learn(&mut self, _pairs: Option<&Arc<PairTable>>) {}
+}
+
+/// These turns, and after them solo turns by arrival on GPUs that they leave.
+#[must_use]
+pub fn filled(state: &ClusterState, mut turns: Vec<Turn>) -> Vec<Turn> {
+    let mut left = Left::all(state);
+    turns.retain(|turn| {
+        let first = turn.jobs.first().map(|id| state.job(*id));
+        first.is_some_and(|job| left.take(turn.kind, job.gpus))
+    });
+    let has: BTreeSet<JobId> = turns.iter().flat_map(|turn| turn.jobs.clone()).collect();
+    let rest = state.active().filter(|job| !has.contains(&job.id));
+    fill(rest.collect(), &mut left, &mut turns);
+    turns
 }
 
 /// GPUs left of each type while turns are handed out.

@@ -1,12 +1,13 @@
 //! Rounds by tickets, after trades between two types of GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::{Left, RoundAllocator, Turn, fill};
 use crate::PolicyError;
 use crate::cluster::catalogue::Entry;
 use crate::cluster::fair::{Holding, Trader, by_tickets, trade};
-use crate::cluster::{ClusterState, GpuType, Job, Manner, Objective, Tags, UserId};
+use crate::cluster::{ClusterState, GpuType, Job, Manner, Objective, PairTable, Tags, UserId};
 use crate::registry::Registration;
 
 /// How it is chosen.
@@ -18,13 +19,15 @@ pub(super) static TRADES: Entry<dyn RoundAllocator> = Registration {
         if !context.speeds_by_type {
             return Err(PolicyError::Needs {
                 policy: "trades",
-                what: "speeds of jobs by GPU type, which a live hook does not measure yet",
+                what: "speeds of jobs by GPU type, which nothing measures here",
             });
         }
         Ok(Box::<Trades>::default())
     },
 };
 
+/// Less than this of a GPU is none.
+const LITTLE: f64 = 1e-9;
 /// How much faster the faster of two types can be taken to be, either way.
 const MOST_SPEEDUP: f64 = 100.0;
 
@@ -44,6 +47,8 @@ pub struct Trades {
     holdings: BTreeMap<(UserId, GpuType), f64>,
     /// GPUs times rounds that were given to it.
     given: BTreeMap<(UserId, GpuType), f64>,
+    /// Speeds are others than when they traded.
+    stale: bool,
 }
 
 impl Trades {
@@ -97,6 +102,19 @@ impl Trades {
         }
     }
 
+    /// How far each claim is ahead of the one that is furthest behind, in rounds.
+    fn ahead(&self) -> BTreeMap<(UserId, GpuType), f64> {
+        let rounds = |(claim, held): (&(UserId, GpuType), &f64)| {
+            let given = self.given.get(claim).copied().unwrap_or(0.0);
+            (*held > LITTLE).then_some((*claim, given / held))
+        };
+        let all: Vec<_> = self.holdings.iter().filter_map(rounds).collect();
+        let least = all.iter().map(|(_, r)| *r).fold(f64::INFINITY, f64::min);
+        all.into_iter()
+            .map(|(claim, r)| (claim, r - least))
+            .collect()
+    }
+
     /// How far a user is with what it holds of a type.
     fn pass(&self, claim: &(UserId, GpuType)) -> f64 {
         let held = self.holdings.get(claim).copied().unwrap_or(0.0);
@@ -127,7 +145,17 @@ impl RoundAllocator for Trades {
             let gpus: Vec<f64> = left.0.iter().map(|gpus| f64::from(*gpus)).collect();
             self.divide(&waiting, &gpus);
             self.users = users;
+        } else if self.stale {
+            // The same users: who had more than its part so far waits for the others.
+            let ahead = self.ahead();
+            let gpus: Vec<f64> = left.0.iter().map(|gpus| f64::from(*gpus)).collect();
+            self.divide(&waiting, &gpus);
+            for (claim, ahead) in ahead {
+                let held = self.holdings.get(&claim).copied().unwrap_or(0.0);
+                self.given.insert(claim, held * ahead);
+            }
         }
+        self.stale = false;
         for own in waiting.values_mut() {
             let service = |job: &Job| job.service_gpu_s(now_s);
             own.sort_by(|a, b| service(a).total_cmp(&service(b)).then(a.id.cmp(&b.id)));
@@ -136,7 +164,7 @@ impl RoundAllocator for Trades {
         let mut open: Vec<(UserId, GpuType)> = self
             .holdings
             .iter()
-            .filter(|(_, held)| **held > 1e-9)
+            .filter(|(_, held)| **held > LITTLE)
             .map(|(claim, _)| *claim)
             .collect();
         while let Some(at) =
@@ -163,12 +191,14 @@ impl RoundAllocator for Trades {
         );
         turns
     }
+    fn learn(&mut self, _pairs: Option<&Arc<PairTable>>) {
+        // The next round trades anew.
+        self.stale = true;
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::cluster::{GpuId, JobType, Node, Random};
 
@@ -186,9 +216,19 @@ mod tests {
 
     /// Work done per round by each user's jobs, and GPUs per round of each type.
     fn play(state: &ClusterState, users: usize, rounds: u32) -> Vec<(f64, [f64; 3])> {
+        play_and(state, users, rounds, |_| ())
+    }
+
+    fn play_and(
+        state: &ClusterState,
+        users: usize,
+        rounds: u32,
+        before: impl Fn(&mut Trades),
+    ) -> Vec<(f64, [f64; 3])> {
         let mut trades = Trades::default();
         let mut done = vec![(0.0, [0.0; 3]); users];
         for _ in 0..rounds {
+            before(&mut trades);
             let mut used = [0; 3];
             let mut seen = BTreeSet::new();
             for turn in trades.turns(state) {
@@ -229,6 +269,21 @@ mod tests {
         // For the mean of both speed-ups, all that the buyer has buys so much.
         let kept = 2.0 - 4.0 / (1.2f64 * 4.0).sqrt();
         assert!((done[0].1[0] - kept).abs() < 0.02, "{:?}", done[0]);
+    }
+
+    #[test]
+    fn trading_anew_in_each_round_gives_the_same() {
+        let mut state = cluster(&[4, 8]);
+        come(&mut state, 0, 12, 1, &[1.2, 1.0]);
+        come(&mut state, 1, 12, 1, &[4.0, 1.0]);
+        let once = play(&state, 2, 400);
+        let often = play_and(&state, 2, 400, |trades| trades.learn(None));
+        for ((once, _), (often, gpus)) in once.iter().zip(&often) {
+            assert!(
+                (once - often).abs() < 0.02 * once,
+                "{often} for {once}: {gpus:?}"
+            );
+        }
     }
 
     #[test]

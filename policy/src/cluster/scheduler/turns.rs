@@ -6,25 +6,41 @@ use super::{ClusterState, Decision, FreeGpus, GpuId, JobId, Scheduler, start};
 use crate::cluster::round_allocator::Turn;
 
 impl Scheduler {
-    /// Does what the round allocator says. A job that is on GPUs of the type of its turn stays
-    /// there, as far as no other job has them.
+    /// Does what the round allocator says. A job that is bound to its GPUs has them before others;
+    /// a job that is on GPUs of the type of its turn stays there, as far as no other job has them.
     pub(super) fn take_turns(&mut self, state: &ClusterState, batch: &mut Vec<Decision>) {
         let Some(round_allocator) = &mut self.round_allocator else {
             return;
         };
         let turns = round_allocator.turns(state);
+        let turns = self.possible(turns);
         let mut free = FreeGpus::all(state.nodes());
         let mut at: BTreeMap<usize, Vec<GpuId>> = BTreeMap::new();
+        let take = |gpus: &[GpuId], kind, free: &mut FreeGpus| {
+            let right = |gpu: &GpuId| state.type_of(*gpu) == kind && free.contains(*gpu);
+            let all = !gpus.is_empty() && gpus.iter().all(right);
+            if all {
+                gpus.iter().for_each(|gpu| {
+                    free.take(*gpu);
+                });
+            }
+            all
+        };
         for (index, turn) in turns.iter().enumerate() {
-            let stays = turn.jobs.iter().find_map(|id| {
+            let bound = turn.jobs.iter().find_map(|id| self.placer.bound(*id));
+            if let Some(gpus) = bound.filter(|gpus| take(gpus, turn.kind, &mut free)) {
+                at.insert(index, gpus);
+            }
+        }
+        for (index, turn) in turns.iter().enumerate() {
+            let open = !at.contains_key(&index)
+                && turn.jobs.iter().all(|id| self.placer.bound(*id).is_none());
+            let mut jobs = turn.jobs.iter().filter(|_| open);
+            let stays = jobs.find_map(|id| {
                 let gpus = &state.job(*id).run()?.gpus;
-                let right = |gpu: &GpuId| state.type_of(*gpu) == turn.kind && free.contains(*gpu);
-                gpus.iter().all(right).then(|| gpus.clone())
+                take(gpus, turn.kind, &mut free).then(|| gpus.clone())
             });
             if let Some(gpus) = stays {
-                for gpu in &gpus {
-                    free.take(*gpu);
-                }
                 at.insert(index, gpus);
             }
         }
@@ -55,6 +71,29 @@ impl Scheduler {
                 batch.push(Decision::Suspend { job: *id });
             }
         }
+    }
+}
+
+impl Scheduler {
+    /// Two jobs that are bound to different GPUs cannot share any: each has a turn of its own.
+    fn possible(&self, turns: Vec<Turn>) -> Vec<Turn> {
+        let apart = |turn: &Turn| {
+            let mut bound = turn.jobs.iter().filter_map(|id| self.placer.bound(*id));
+            let first = bound.next();
+            bound.any(|other| Some(other) != first)
+        };
+        let split = |turn: Turn| {
+            let single = |id: &JobId| Turn {
+                jobs: vec![*id],
+                kind: turn.kind,
+            };
+            if apart(&turn) {
+                turn.jobs.iter().map(single).collect()
+            } else {
+                vec![turn]
+            }
+        };
+        turns.into_iter().flat_map(split).collect()
     }
 }
 

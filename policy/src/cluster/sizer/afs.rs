@@ -81,3 +81,69 @@ impl Sizer for Afs {
         sizes(&jobs)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::{Job, JobType, Speed};
+
+    fn sizes(gpus: u32, jobs: &[(f64, &[f64])]) -> Vec<u32> {
+        let mut state = ClusterState::uniform(gpus, gpus);
+        for (left, curve) in jobs {
+            let mut job = Job::rigid(JobType(0), 1, 0.0, *left);
+            job.speed = Speed::Curve((*curve).into());
+            state.arrive(job);
+        }
+        let given = Afs.resize(&state, &Promises::default());
+        let of = |at: usize| given.iter().find(|(id, _)| id.0 as usize == at);
+        (0..jobs.len())
+            .map(|at| of(at).map_or(0, |(_, gpus)| *gpus))
+            .collect()
+    }
+
+    #[test]
+    fn each_gpu_goes_to_the_job_that_gains_most_by_it_as_solved_by_hand() {
+        // A short job that scales less and less, and a long one that scales without loss.
+        let short = (10.0, &[1.0, 1.8, 2.5, 2.6, 2.7, 2.8][..]);
+        let long = (40.0, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0][..]);
+        for (gpus, want, why) in [
+            (1, [1, 0], "nobody has one: the shorter is first"),
+            (2, [1, 1], "who has none comes before who has one"),
+            (
+                3,
+                [2, 1],
+                "0.8/1 = 0.8 for the short one, 1/2 for the long one",
+            ),
+            (
+                4,
+                [2, 2],
+                "0.7/1.8 = 0.39 for the short one, 1/2 for the long one",
+            ),
+            (5, [3, 2], "0.39 for the short one, 1/3 for the long one"),
+            (
+                6,
+                [3, 3],
+                "0.1/2.5 = 0.04 for the short one, 1/3 for the long one",
+            ),
+        ] {
+            assert_eq!(sizes(gpus, &[short, long]), want, "{gpus} GPUs: {why}");
+            assert_eq!(
+                sizes(gpus, &[long, short]),
+                [want[1], want[0]],
+                "{gpus}: {why}"
+            );
+        }
+    }
+
+    #[test]
+    fn of_two_that_scale_alike_the_shorter_has_more_and_a_tie_goes_to_the_longer() {
+        let linear = &[1.0, 2.0, 3.0, 4.0][..];
+        // 1/1 for the short one, 1/2 for the long one.
+        assert_eq!(sizes(3, &[(10.0, linear), (11.0, linear)]), [2, 1]);
+        // 0.5/1 for the short one, 1/2 for the long one: equal.
+        let half = &[1.0, 1.5, 1.6, 1.7][..];
+        assert_eq!(sizes(3, &[(10.0, half), (40.0, linear)]), [1, 2]);
+        // Which one is short is a matter of what they have: on two GPUs the larger job ends first.
+        assert_eq!(sizes(4, &[(10.0, &[1.0][..]), (11.0, linear)]), [1, 3]);
+    }
+}

@@ -189,3 +189,94 @@ impl Sizer for MinimumShare {
         sizes(&jobs)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::{JobType, Speed};
+
+    /// On 1, 2 and 4 GPUs 1, 1.5 and 2 units a second: twice the GPUs, less than twice the speed.
+    const CURVE: [f64; 4] = [1.0, 1.5, 1.5, 2.0];
+    const SLOT_S: f64 = 10.0;
+
+    fn job(work: f64, deadline_s: Option<f64>) -> Job {
+        let mut job = Job::rigid(JobType(0), 1, 0.0, work);
+        job.speed = Speed::Curve(CURVE.into());
+        job.deadline_s = deadline_s;
+        job
+    }
+
+    /// Whether each is admitted after those before it, and the GPUs of each in the first slot.
+    fn run(gpus: u32, jobs: Vec<Job>) -> (Vec<Admit>, Vec<u32>) {
+        let (mut state, mut promises) = (ClusterState::uniform(gpus, gpus), Promises::default());
+        let mut policy = MinimumShare::new(SLOT_S);
+        let mut admitted = Vec::new();
+        for job in jobs {
+            let id = state.arrive(job);
+            let admit = policy.admit(&state, &promises, state.job(id));
+            promises.set(id, admit);
+            admitted.push(admit);
+        }
+        let given = policy.resize(&state, &promises);
+        let of = |id: JobId| given.iter().find(|(other, _)| *other == id);
+        let sizes = state.jobs().iter();
+        let sizes = sizes.map(|job| of(job.id).map_or(0, |(_, gpus)| *gpus));
+        (admitted, sizes.collect())
+    }
+
+    fn least(work: f64) -> Option<u32> {
+        let mut state = ClusterState::uniform(4, 4);
+        state.arrive(job(work, Some(30.0)));
+        let jobs = growing(&state, &Promises::default());
+        let mut calendar = MinimumShare::new(SLOT_S).calendar(&state);
+        calendar.book(&jobs[0], 0.0)
+    }
+
+    #[test]
+    fn the_minimum_satisfactory_share_is_the_least_level_that_meets_the_deadline() {
+        // Three slots of 10 s: 30 units on one GPU, 45 on two, 60 on four.
+        assert_eq!(least(30.0), Some(1));
+        assert_eq!(least(31.0), Some(2));
+        assert_eq!(least(45.0), Some(2));
+        assert_eq!(least(46.0), Some(4));
+        assert_eq!(least(60.0), Some(4));
+        assert_eq!(least(61.0), None, "not even on all GPUs");
+    }
+
+    #[test]
+    fn a_job_is_admitted_where_earlier_deadlines_leave_it_a_share_as_solved_by_hand() {
+        let accept = Admit::Accept;
+        // The first needs all four GPUs for its only slot. The second then has two slots: 20 units
+        // on one GPU, 30 on two, 40 on four.
+        let first = || job(20.0, Some(10.0));
+        for (work, admit) in [(30.0, accept), (40.0, accept), (41.0, Admit::Reject)] {
+            let (admitted, sizes) = run(4, vec![first(), job(work, Some(30.0))]);
+            assert_eq!(
+                (admitted, sizes),
+                (vec![accept, admit], vec![4, 0]),
+                "{work}"
+            );
+        }
+        // With 30 units it has two GPUs there; two are left to a third in the same slots.
+        let second = || job(30.0, Some(30.0));
+        for (work, admit) in [(30.0, accept), (31.0, Admit::Reject)] {
+            let (admitted, _) = run(4, vec![first(), second(), job(work, Some(30.0))]);
+            assert_eq!(admitted, [accept, accept, admit], "{work}");
+        }
+        // One with an early deadline is refused where it would break what was promised.
+        let (admitted, _) = run(4, vec![first(), second(), job(1.0, Some(10.0))]);
+        assert_eq!(admitted, [accept, accept, Admit::Reject]);
+    }
+
+    #[test]
+    fn what_is_left_goes_where_it_saves_most_time_as_solved_by_hand() {
+        // One GPU for the deadline, one each for those that have none. The second GPU of a job
+        // saves a third of its time: 10 s, 30 s and 20 s.
+        let jobs = || vec![job(30.0, Some(30.0)), job(90.0, None), job(60.0, None)];
+        assert_eq!(run(3, jobs()).1, [1, 1, 1]);
+        assert_eq!(run(4, jobs()).1, [1, 2, 1]);
+        assert_eq!(run(5, jobs()).1, [1, 2, 2]);
+        // From two to four saves 90/1.5 - 90/2 = 15 s with two GPUs: 7.5 s for each of them.
+        assert_eq!(run(6, jobs()).1, [2, 2, 2]);
+    }
+}

@@ -8,9 +8,10 @@ use policy::cluster::{
     ClusterState, Decision, GpuId, GpuType, Job, JobId, JobType, Node, Profile, Scheduler,
 };
 
+use super::Remembered;
 use super::judge::{kind_of, load};
-use crate::live::adapt::{Facts, Shared};
-use crate::live::hook::past::{Pairs, Solos, past};
+use crate::live::adapt::{Facts, Known, Shared};
+use crate::live::hook::past::past;
 use crate::live::hook::{Config, Names, UNKNOWN_WORK_S, policy_class, scheduler_of};
 use crate::live::placement::{Candidate, JobProfile};
 
@@ -26,7 +27,7 @@ pub(super) struct Model {
 impl Model {
     pub(super) fn of(
         config: &Config,
-        (pairs, solos): (&Pairs, &Solos),
+        remembered: &Remembered<'_>,
         asked: &JobProfile,
         candidates: Vec<Candidate>,
     ) -> Result<Self, PolicyError> {
@@ -63,8 +64,12 @@ impl Model {
             places.extend(group);
         }
         *shared.facts() = facts;
-        let past = past(pairs, solos, &mut kinds, |name| types.named(name));
-        let mut scheduler = scheduler_of(config, &shared, &past)?;
+        let Remembered { pairs, solos, .. } = remembered;
+        let known = Known {
+            pairs: past(pairs, solos, &mut kinds, |name| types.named(name)),
+            past_gpu_s: remembered.past_gpu_s.clone(),
+        };
+        let mut scheduler = scheduler_of(config, &shared, &known)?;
         let mut state = ClusterState::new(nodes);
         let mut batch = Vec::new();
         for (at, candidate) in places.iter().enumerate() {
@@ -74,6 +79,10 @@ impl Model {
             let mut host = Job::rigid(JobType(0), 1, 0.0, UNKNOWN_WORK_S);
             host.most_gpus = 1;
             host.profile = together(&candidate.residents, &mut kinds);
+            // Nobody moves it for the new job.
+            let own = types.number(candidate);
+            let here = |kind: u16| f64::from(u8::from(GpuType(kind) == own));
+            host.by_type = (0..types.count()).map(here).collect();
             let id = state.arrive(host);
             scheduler.note(id);
             batch.push(Decision::Place {
@@ -95,6 +104,8 @@ impl Model {
         new.deadline_s = asked.deadline_s;
         new.weight = asked.weight.unwrap_or(1.0);
         new.profile = profile(asked, kind, gpus);
+        let relative = |name: &str| remembered.learned.relative(&asked.kind, gpus, name);
+        new.by_type = types.names().into_iter().map(relative).collect();
         let job = state.arrive(new);
         scheduler.note(job);
         Ok(Self {
@@ -154,6 +165,22 @@ impl Types {
         let next = GpuType(self.0.len() as u16);
         let key = (candidate.name.clone(), candidate.total_bytes);
         *self.0.entry(key).or_insert(next)
+    }
+
+    fn count(&self) -> u16 {
+        // CAST: as above.
+        self.0.len() as u16
+    }
+
+    /// The name of each, by its number.
+    fn names(&self) -> Vec<&str> {
+        let mut all: Vec<(GpuType, &str)> = self
+            .0
+            .iter()
+            .map(|((name, _), kind)| (*kind, name.as_str()))
+            .collect();
+        all.sort_unstable();
+        all.into_iter().map(|(_, name)| name).collect()
     }
 
     fn named(&self, name: &str) -> Vec<GpuType> {

@@ -207,6 +207,54 @@ fn an_elastic_job_is_asked_to_save_and_goes_on_in_its_new_size() {
 }
 
 #[test]
+fn how_elastic_jobs_scale_is_measured_and_gpus_go_to_the_one_that_gains() {
+    let mut world = World::new(&[4], None);
+    (world.nodes[0].listens, world.nodes[0].iterates) = (true, true);
+    world.config.choice.sizer = Some("optimus".into());
+    world.config.choice.order = None;
+    world.kill();
+    let submit = |world: &mut World, kind: &str| {
+        let now = world.now();
+        let asked = Submission {
+            command: ["job", "1", "1e9", "f", kind].map(str::to_owned).to_vec(),
+            kind: kind.into(),
+            work_s: Some(1e5),
+            restartable: true,
+            max_gpus: Some(4),
+            ..Submission::default()
+        };
+        world.hook().submit(asked, now).unwrap().0.id
+    };
+    let devices = |world: &mut World, id: u64| world.hook().job(id).unwrap().devices.len();
+    // By itself it has all GPUs; nothing is known of what they are worth to it.
+    let constant = submit(&mut world, "constant");
+    world.until("it is measured on four", 60.0, |world| {
+        let speeds = world.hook().status().speeds;
+        speeds.iter().any(|view| view.gpus == 4 && view.iterations)
+    });
+    let parts = submit(&mut world, "parts");
+    world.until("who scales has the others", 200.0, |world| {
+        [constant, parts].map(|id| devices(world, id)) == [1, 3]
+    });
+    for _ in 0..40 {
+        world.tick();
+    }
+    assert_eq!([constant, parts].map(|id| devices(&mut world, id)), [1, 3]);
+    // What it was not measured on is inferred, and what it was stays, also to the next hook.
+    world.kill();
+    world.until("the nodes are heard", 20.0, |world| {
+        world.hook().state.gpus() == 4
+    });
+    let hook = world.hook();
+    let job = hook.state.job(hook.live[&constant]);
+    for gpus in 1..=4 {
+        let truth = 1.0 / (0.9 + 0.1 / f64::from(gpus));
+        let ratio = job.rate(gpus) / truth;
+        assert!((ratio - 1.0).abs() < 0.05, "{gpus}: {ratio}");
+    }
+}
+
+#[test]
 fn a_job_that_cannot_be_started_is_tried_again_and_given_up_in_the_end() {
     let mut world = World::new(&[1], None);
     let id = world.submit("job 1 5", false);

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use control::{ArbiterStatus, JobStatus, ProcessStatus};
+use control::{ArbiterStatus, IterationSource, JobStatus, ProcessStatus, Profile};
 use policy::cluster::Random;
 
 use super::*;
@@ -19,6 +19,8 @@ mod jobs;
 mod nodes;
 mod pairs;
 mod place;
+mod rounds;
+mod services;
 
 const BEGIN_MS: u64 = 1_000_000;
 
@@ -27,6 +29,14 @@ struct Fake {
     instance: String,
     boot: String,
     devices: usize,
+    /// Their type.
+    gpu: String,
+    /// How fast kinds are on it; any other kind runs at 1.
+    speeds: BTreeMap<String, f64>,
+    /// Its arbiter knows the iterations of jobs.
+    iterates: bool,
+    /// By how much it overstates what jobs have done, and the time that has passed.
+    lies: [f64; 2],
     runs: BTreeMap<RunId, Attempt>,
     applied: u64,
     acks: Vec<Ack>,
@@ -44,6 +54,7 @@ struct Attempt {
     devices: Vec<String>,
     terms: Terms,
     busy: f64,
+    speed: f64,
     left_s: f64,
     launches: f64,
     ended: Option<Ended>,
@@ -57,6 +68,10 @@ impl Fake {
             instance: format!("{name}-1"),
             boot: "b1".into(),
             devices,
+            gpu: "T4".into(),
+            speeds: BTreeMap::new(),
+            iterates: false,
+            lies: [1.0, 1.0],
             runs: BTreeMap::new(),
             applied: 0,
             acks: Vec::new(),
@@ -71,7 +86,7 @@ impl Fake {
     fn registration(&self) -> Registration {
         let devices = (0..self.devices).map(|at| Device {
             uuid: format!("GPU-{at}"),
-            name: "T4".into(),
+            name: self.gpu.clone(),
             total_bytes: 16 << 30,
             simulated: true,
         });
@@ -91,7 +106,7 @@ impl Fake {
             .filter(|(_, attempt)| attempt.ended.is_none())
     }
 
-    /// Jobs advance. A job's command says what it is: `job BUSY SECONDS [FILE]`; progress of
+    /// Jobs advance. A job's command says what it is: `job BUSY SECONDS [FILE [KIND]]`; progress of
     /// restartable jobs lies in `files`.
     fn advance(&mut self, dt_s: f64, files: &mut BTreeMap<u64, f64>) {
         let load: BTreeMap<String, f64> = self
@@ -113,8 +128,8 @@ impl Fake {
                 .iter()
                 .map(|device| load[device])
                 .fold(1.0, f64::max);
-            attempt.left_s -= dt_s / most;
-            attempt.launches += 100.0 * dt_s / most;
+            attempt.left_s -= dt_s * attempt.speed / most;
+            attempt.launches += 100.0 * dt_s * attempt.speed / most;
             files.insert(id.job, attempt.left_s);
             if attempt.left_s <= 0.0 {
                 attempt.ended = Some(Ended {
@@ -128,13 +143,23 @@ impl Fake {
     fn report(&mut self, s: f64) -> Report {
         let jobs = self.alive().map(|(_, attempt)| JobStatus {
             name: attempt.name.clone(),
-            launches: attempt.launches as u64,
+            // Each of its devices launches.
+            launches: (attempt.launches * self.lies[0]) as u64 * attempt.devices.len() as u64,
+            profile: self.iterates.then(|| {
+                Box::new(Profile {
+                    found: IterationSource::Hinted,
+                    confidence: 1.0,
+                    iterations: (attempt.launches / 10.0) as u64,
+                    busy_fraction: 1.0,
+                    ..Profile::default()
+                })
+            }),
             paused: attempt.terms.paused,
             processes: vec![ProcessStatus::default()],
             ..JobStatus::default()
         });
         let arbiter = ArbiterStatus {
-            uptime_ms: (s * 1000.0) as u64,
+            uptime_ms: (s * self.lies[1] * 1000.0) as u64,
             jobs: jobs.collect(),
             ..ArbiterStatus::default()
         };
@@ -189,11 +214,26 @@ impl Fake {
                             .get(&order.run.job)
                             .copied()
                             .filter(|_| start.command.len() > 3);
+                        // A kind called `constant` has a tenth of its work in parts.
+                        let parts = start.devices.len() as f64;
+                        let kind = start.command.get(4).map(String::as_str);
+                        let scales = match kind {
+                            Some("constant") => 1.0 / (0.9 + 0.1 / parts),
+                            Some("parts") => parts,
+                            _ => 1.0,
+                        };
                         let attempt = Attempt {
                             name: start.name,
                             devices: start.devices,
                             terms: start.terms,
                             busy: number(1),
+                            speed: start
+                                .command
+                                .get(4)
+                                .and_then(|kind| self.speeds.get(kind))
+                                .copied()
+                                .unwrap_or(1.0)
+                                * scales,
                             left_s: kept.unwrap_or(number(2)),
                             launches: 0.0,
                             ended: None,
@@ -253,6 +293,8 @@ struct World {
     nodes: Vec<Fake>,
     files: BTreeMap<u64, f64>,
     s: f64,
+    /// Between two reports.
+    step_s: f64,
     /// By how much the wall clock was set back.
     set_back_ms: u64,
 }
@@ -283,6 +325,7 @@ impl World {
             nodes,
             files: BTreeMap::new(),
             s: 0.0,
+            step_s: 0.5,
             set_back_ms: 0,
         }
     }
@@ -314,7 +357,8 @@ impl World {
     fn submit(&mut self, command: &str, restartable: bool) -> u64 {
         let now = self.now();
         let command: Vec<String> = command.split(' ').map(str::to_owned).collect();
-        let kind = command[..2].join(" ");
+        let kind = command.get(4).cloned();
+        let kind = kind.unwrap_or_else(|| command[..2].join(" "));
         let asked = Submission {
             command,
             kind,
@@ -327,14 +371,15 @@ impl World {
     }
 
     fn tick(&mut self) {
-        self.s += 0.5;
+        self.s += self.step_s;
+        let dt_s = self.step_s;
         let now = self.now();
         let Self {
             hook, nodes, files, ..
         } = self;
         let hook = hook.as_mut().unwrap();
         for node in nodes.iter_mut() {
-            node.advance(0.5, files);
+            node.advance(dt_s, files);
             if node.silent {
                 continue;
             }
