@@ -354,6 +354,8 @@ pub struct Interfere {
     /// File with the hook's token [env: SUBLET_CLUSTER_TOKEN_FILE]
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub tls: crate::cluster_command::args::Tls,
 }
 
 /// Takes effect within a slice, and outlives the arbiter. What is refused changes nothing.

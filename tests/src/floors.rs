@@ -26,7 +26,7 @@ pub struct Crate {
 }
 
 /// The crates with more than one module.
-pub const CRATES: [Crate; 18] = [
+pub const CRATES: [Crate; 19] = [
     Crate {
         name: "shim-ffi",
         folder: "shim-ffi",
@@ -125,6 +125,18 @@ pub const CRATES: [Crate; 18] = [
                 "the client, and an arbiter of tests",
                 &["client", "stand_in"],
             ),
+        ],
+    },
+    Crate {
+        name: "certificates",
+        folder: "certificates",
+        in_full: false,
+        floors: &[
+            (
+                "files that count as they are now; names, errors",
+                &["lib", "explain", "followed", "names"],
+            ),
+            ("an authority; both ends", &["client", "make", "server"]),
         ],
     },
     Crate {

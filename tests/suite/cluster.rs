@@ -4,6 +4,7 @@ mod processes;
 mod rights;
 mod slurm;
 mod strangers;
+mod tls;
 
 use std::collections::BTreeSet;
 use std::io::BufReader;
@@ -21,6 +22,8 @@ pub struct Hook {
     words: Vec<String>,
     /// The limit of its descriptors, where it has one of its own.
     descriptors: Option<u32>,
+    /// With TLS: the directory of its certificates and of those that it believes.
+    lab: Option<PathBuf>,
 }
 
 impl Hook {
@@ -36,13 +39,15 @@ impl Hook {
             port: "0".into(),
             words: words.iter().map(|word| (*word).to_owned()).collect(),
             descriptors: None,
+            lab: None,
         };
         hook.start();
         hook
     }
 
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
+        let scheme = if self.lab.is_some() { "https" } else { "http" };
+        format!("{scheme}://127.0.0.1:{}", self.port)
     }
 
     pub fn token_file(&self) -> PathBuf {
@@ -85,7 +90,7 @@ impl Hook {
         let mut stderr = BufReader::new(process.stderr.take().expect("its stderr"));
         testbed::read_line(&mut stderr, &mut line);
         let port = line
-            .split("http://127.0.0.1:")
+            .split("://127.0.0.1:")
             .nth(1)
             .and_then(|rest| rest.split(',').next());
         self.port = port
@@ -107,6 +112,11 @@ impl Hook {
             .args(&words[..1])
             .args(["--cluster", &self.url(), "--token-file"])
             .arg(self.token_file());
+        if let Some(lab) = &self.lab {
+            command.arg("--ca-file").arg(lab.join("ca.crt"));
+            command.arg("--cert-file").arg(lab.join("operator.crt"));
+            command.arg("--key-file").arg(lab.join("operator.key"));
+        }
         Outcome::of(command.args(&words[1..]))
     }
 
@@ -152,6 +162,12 @@ impl Hook {
             name,
         ]);
         sublet.arg("--cluster-token-file").arg(self.token_file());
+        if let Some(lab) = &self.lab {
+            sublet.arg("--cluster-ca").arg(lab.join("ca.crt"));
+            let own = |end| lab.join(format!("node-{name}.{end}"));
+            sublet.arg("--cluster-cert").arg(own("crt"));
+            sublet.arg("--cluster-key").arg(own("key"));
+        }
         if nix::unistd::geteuid().is_root() {
             sublet.args(["--cluster-user", user]);
         }
@@ -324,6 +340,15 @@ fn a_second_hook_a_wrong_token_and_a_wrong_policy_are_refused() {
     assert!(
         open.code == Some(125) && open.stderr.contains("--token-file"),
         "{open:?}"
+    );
+    let token = hook.token_file();
+    let token = token.to_str().expect("UTF-8");
+    let plain = fresh(&["--listen", "0.0.0.0:0", "--token-file", token]);
+    assert!(
+        plain.code == Some(125)
+            && plain.stderr.contains("--tls-cert")
+            && plain.stderr.contains("--plain-text"),
+        "{plain:?}"
     );
     let meant = fresh(&["--packer", "tria"]);
     assert!(

@@ -131,9 +131,14 @@ fn every_message_on_the_page_of_troubles_is_one_of_ours() {
 /// Whether a test of the hook, of the engines or of the suite is named like this.
 fn has_function(name: &str) -> bool {
     let root = Artefacts::get().root();
-    let mut open: Vec<PathBuf> = ["cluster/src", "kubernetes/src", "tests/suite"]
-        .map(|folder| root.join(folder))
-        .into();
+    let mut open: Vec<PathBuf> = [
+        "certificates/src",
+        "cluster/src",
+        "kubernetes/src",
+        "tests/suite",
+    ]
+    .map(|folder| root.join(folder))
+    .into();
     let wanted = format!("fn {name}()");
     while let Some(path) = open.pop() {
         if path.is_dir() {
@@ -304,6 +309,11 @@ fn the_commands_of_the_interference_tutorial_run() {
 #[test]
 fn the_commands_of_the_notebook_tutorial_run() {
     commands_of_a_page_run(TUTORIALS[4]);
+}
+
+#[test]
+fn the_commands_of_the_page_on_encryption_run() {
+    commands_of_a_page_run("how-to/cluster-tls.md");
 }
 
 #[test]

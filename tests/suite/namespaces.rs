@@ -146,7 +146,8 @@ fn a_node_that_is_cut_off_keeps_its_jobs_and_is_heard_again() {
         "1s",
     ]);
     serve
-        .args(["--node-timeout", "3s", "--packer", "none", "--token-file"])
+        .args(["--node-timeout", "3s", "--packer", "none"])
+        .args(["--plain-text", "--token-file"])
         .arg(&token);
     serve.arg("--state").arg(sandbox.path("hook"));
     let _hook = Running::start(&mut hub.inside(&serve));

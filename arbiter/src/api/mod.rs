@@ -11,7 +11,6 @@
 mod connections;
 mod conversation;
 mod extract;
-mod followed;
 pub mod openapi;
 mod problem;
 mod refusals;
@@ -28,6 +27,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
+use certificates::Notice;
 use futures_util::future::select;
 use tokio::runtime::Builder;
 use tokio::sync::watch;
@@ -44,6 +44,18 @@ pub use tls::{ApiListener, Unusable};
 /// TIMEOUT: answers that are ready are written within a millisecond; a client that reads none of
 /// it for this long loses it.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
+
+/// What has changed about the files of the TCP listener.
+fn log(what: &str, notice: Notice<'_>) {
+    match notice {
+        Notice::Renewed => tracing::info!("{what}: read anew"),
+        Notice::Mended => tracing::info!("{what}: as it should be again"),
+        Notice::Kept(wrong) => {
+            tracing::error!("{what}: {wrong}; what was read last stays in force");
+        }
+        Notice::Ended(wrong) => tracing::error!("{what}: {wrong}; nobody is let in over TCP"),
+    }
+}
 
 /// Who serves the API, as the loop sees it. By default nobody does.
 #[derive(Debug, Default)]

@@ -6,15 +6,12 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use rustls::ServerConfig;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::NoServerSessionStorage;
+use certificates::{Notice, Server, ServerFiles, Versions, Wrong};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -24,7 +21,6 @@ use tokio_rustls::server::TlsStream;
 use super::Office;
 use super::connections::{Entrance, Holder, Place};
 use super::conversation::{Asker, Caller, converse};
-use super::followed::{self, Followed, Taken, Wrong};
 use super::tokens::Tokens;
 
 /// TIMEOUT: a handshake is two messages of each side; five seconds are a stopped or hostile peer.
@@ -70,7 +66,7 @@ pub enum Unusable {
 pub(crate) struct Bound {
     listener: TcpListener,
     address: SocketAddr,
-    identity: Identity,
+    identity: Server,
     tokens: Arc<Tokens>,
 }
 
@@ -81,7 +77,13 @@ impl Bound {
     /// [`Unusable`]
     pub fn new(wanted: &ApiListener) -> Result<Self, Unusable> {
         let tokens = Tokens::open(&wanted.tokens)?;
-        let identity = identity(&wanted.certificate, &wanted.key)?;
+        let files = ServerFiles {
+            certificate: wanted.certificate.clone(),
+            key: wanted.key.clone(),
+            clients: None,
+        };
+        let tell = |notice: Notice<'_>| super::log("the API's certificate", notice);
+        let identity = Server::open(&files, Versions::Latest, tell)?;
         let not_bound = |error| Unusable::Address {
             address: wanted.address,
             error,
@@ -103,58 +105,10 @@ impl Bound {
     }
 }
 
-/// Certificate and key, as TLS takes them. Where they are wrong, those before stay in force.
-type Identity = Followed<ServerConfig>;
-
-fn identity(certificate: &Path, key: &Path) -> Result<Identity, Wrong> {
-    let paths = vec![certificate.to_owned(), key.to_owned()];
-    Followed::open("the API's certificate", paths, read, |_| false)
-}
-
-fn read(paths: &[PathBuf]) -> Taken<ServerConfig> {
-    // PANIC: `identity` has named two.
-    let [certificate, key] = paths else {
-        unreachable!("a certificate and a key");
-    };
-    let wrong = |path: &Path, why: String| Wrong::Text {
-        path: path.to_owned(),
-        why,
-    };
-    let (bytes, of_certificate) = followed::read(certificate, false)?;
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
-    let chain = chain
-        .ok()
-        .filter(|chain| !chain.is_empty())
-        .ok_or_else(|| wrong(certificate, "it has no certificate in PEM".into()))?;
-    let (bytes, of_key) = followed::read(key, true)?;
-    let secret = PrivateKeyDer::from_pem_slice(&bytes)
-        .map_err(|_| wrong(key, "it has no unencrypted private key in PEM".into()))?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .and_then(|builder| {
-            builder
-                .with_no_client_auth()
-                .with_single_cert(chain, secret)
-        });
-    let mut config = config.map_err(|error| {
-        let why = format!(
-            "key and certificate {} do not fit: {error}",
-            certificate.display()
-        );
-        wrong(key, why)
-    })?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    // Nothing of a session is kept: each handshake is a whole one.
-    config.session_storage = Arc::new(NoServerSessionStorage {});
-    config.send_tls13_tickets = 0;
-    Ok((config, vec![of_certificate, of_key]))
-}
-
 /// The TCP socket.
 pub(super) struct Remote {
     listener: tokio::net::TcpListener,
-    identity: Arc<Identity>,
+    identity: Arc<Server>,
     tokens: Arc<Tokens>,
 }
 
@@ -178,7 +132,7 @@ impl Remote {
 pub(super) struct Newcomer {
     stream: TcpStream,
     address: IpAddr,
-    identity: Arc<Identity>,
+    identity: Arc<Server>,
     tokens: Arc<Tokens>,
 }
 
@@ -206,7 +160,7 @@ impl Entrance for Remote {
 }
 
 /// The handshake. `None`: there was none, and nobody is served.
-async fn shake_hands(mut stream: TcpStream, identity: &Identity) -> Option<TlsStream<TcpStream>> {
+async fn shake_hands(mut stream: TcpStream, identity: &Server) -> Option<TlsStream<TcpStream>> {
     let _ = stream.set_nodelay(true);
     let shaken = timeout(HANDSHAKE, async {
         let mut first = [0];

@@ -1,7 +1,7 @@
 //! Who may ask over TCP: the file of tokens, and which of them a request shows.
 //!
 //! Of a token only its SHA-256 is kept, and a token that is shown is compared with all of them in
-//! constant time. The file counts as it is now ([`followed`](super::followed)): a token that is
+//! constant time. The file counts as it is now ([`Followed`]): a token that is
 //! taken out of it counts no more from the next request on, and ends what follows the journal. A
 //! file that is wrong changes nothing; one that others may read, or that is gone, lets nobody in.
 
@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::{HeaderMap, header};
+use certificates::{Followed, Notice, Taken, Wrong};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 
-use super::followed::{self, Followed, Taken, Wrong};
 use super::problem::Problem;
 use crate::bearer::{Bearer, Role};
 use crate::who::Peer;
@@ -98,9 +98,10 @@ impl Tokens {
     pub fn open(path: &Path) -> Result<Arc<Self>, Wrong> {
         // Half written, perhaps: then what counted before goes on counting.
         let ends = |wrong: &Wrong| !matches!(wrong, Wrong::Text { .. });
+        let tell = |notice: Notice<'_>| super::log("the tokens of the API", notice);
         let paths = vec![path.to_owned()];
         Ok(Arc::new(Self {
-            known: Followed::open("the tokens of the API", paths, read, ends)?,
+            known: Followed::open(paths, read, ends, tell)?,
             turned_away: Mutex::default(),
         }))
     }
@@ -205,7 +206,7 @@ fn read(paths: &[PathBuf]) -> Taken<Vec<Known>> {
     let [path] = paths else {
         unreachable!("one file");
     };
-    let (bytes, stamp) = followed::read(path, true)?;
+    let (bytes, stamp) = certificates::read(path, true)?;
     let text = |why: String| Wrong::Text {
         path: path.to_owned(),
         why,

@@ -37,6 +37,10 @@ pub enum ClusterCommand {
     Slurm(Box<SlurmPacker>),
     /// Give a node up: what runs there is counted as lost
     Forget(Forget),
+    /// Make certificates for hook, nodes and operators, by an authority of your own
+    Certificates(Certificates),
+    /// Print the token of one node, by which it may speak as itself and do nothing else
+    NodeToken(NodeToken),
     /// What the arbiter starts beside each job
     #[command(hide = true)]
     RunJob { dir: PathBuf },
@@ -54,6 +58,23 @@ pub struct Serve {
     /// DIR/token, made if missing]
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// Serve over TLS alone: certificate with its chain, PEM. Renewed files count within seconds
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Key of the certificate, PEM, mode 600
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Demand certificates of clients, by the authorities in this file: each speaks as the node
+    /// that its own names
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_client_ca: Option<PathBuf>,
+    /// The name in certificates of those who may do all that nodes do not: submit, cancel, decide;
+    /// may be repeated [default: operator]
+    #[arg(long, value_name = "NAME", requires = "tls_client_ca")]
+    pub operator: Vec<String>,
+    /// Listen off loopback without TLS: others can read jobs, their variables, orders and reports
+    #[arg(long, conflicts_with = "tls_cert")]
+    pub plain_text: bool,
     /// Who is next; `sublet simulate policies` lists all [default: fifo-backfill, or the sizer
     /// decides]
     #[arg(long, value_name = "POLICY")]
@@ -100,12 +121,28 @@ pub struct Serve {
 /// Where the hook is.
 #[derive(Debug, Clone, Args)]
 pub struct Hook {
-    /// The hook's address, such as http://127.0.0.1:7070 [env: SUBLET_CLUSTER]
+    /// The hook's address, such as http://127.0.0.1:7070 or https://head:7070 [env: SUBLET_CLUSTER]
     #[arg(long, value_name = "URL")]
     pub cluster: Option<String>,
     /// File with its token [env: SUBLET_CLUSTER_TOKEN_FILE]
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub tls: Tls,
+}
+
+/// For a hook with TLS.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Tls {
+    /// Certificate of the authority that vouches for a hook with TLS [env: SUBLET_CLUSTER_CA_FILE]
+    #[arg(long, value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+    /// Certificate to show a hook that demands one [env: SUBLET_CLUSTER_CERT_FILE]
+    #[arg(long, value_name = "FILE")]
+    pub cert_file: Option<PathBuf>,
+    /// Its key [env: SUBLET_CLUSTER_KEY_FILE]
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -227,6 +264,42 @@ pub struct Forget {
     /// The node
     #[arg(value_name = "NODE")]
     pub node: String,
+}
+
+/// What is there is kept, unless --renew is given. Each certificate FILE.crt has its key FILE.key
+/// beside it: ca (the authority: its key vouches for anybody, so keep it where nobody looks for
+/// it), hook, operator, node-NAME.
+#[derive(Debug, Args)]
+pub struct Certificates {
+    /// Directory of the files, made where it is missing
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+    /// A name or address by which nodes and users reach the hook; may be repeated
+    #[arg(long, value_name = "HOST")]
+    pub hook: Vec<String>,
+    /// A node, by its name in the cluster; may be repeated
+    #[arg(long, value_name = "NODE")]
+    pub node: Vec<String>,
+    /// One for users who submit jobs, and for programs that ask the hook to decide
+    #[arg(long)]
+    pub operator: bool,
+    /// Put new ones in the place of those that are there; the authority stays
+    #[arg(long)]
+    pub renew: bool,
+    /// How long they are good for
+    #[arg(long, value_name = "N", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
+    pub days: u32,
+}
+
+/// The hook knows it by the node's name: it keeps no list.
+#[derive(Debug, Args)]
+pub struct NodeToken {
+    /// The node, by its name in the cluster
+    #[arg(value_name = "NODE")]
+    pub node: String,
+    /// File with the hook's token
+    #[arg(long, value_name = "FILE")]
+    pub token_file: PathBuf,
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {

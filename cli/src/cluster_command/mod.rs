@@ -1,6 +1,7 @@
 //! `sublet cluster`: the hook, and what is asked of it.
 
 pub mod args;
+mod certificates;
 pub mod node;
 mod slurm;
 
@@ -9,7 +10,9 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ::certificates::{ClientFiles, Notice, Server, ServerFiles, Versions};
 use anyhow::{Context, anyhow, bail};
+use cluster::live::auth::Token;
 use cluster::live::clock::Reading;
 use cluster::live::hook::{Config, Hook, MOST_SIGNAL_S, TrialConfig};
 use cluster::live::http::client::Client;
@@ -44,6 +47,8 @@ pub fn cluster(args: &args::Cluster) -> Result<String> {
         ClusterCommand::Decide(args) => decide(args),
         ClusterCommand::Slurm(args) => slurm::pack(args),
         ClusterCommand::Forget(args) => forget(args),
+        ClusterCommand::Certificates(args) => certificates::make(args),
+        ClusterCommand::NodeToken(args) => certificates::node_token(args),
         ClusterCommand::RunJob { dir } => node::run_job(dir),
     };
     Ok(printed?)
@@ -77,10 +82,34 @@ fn serve(args: &Serve) -> anyhow::Result<String> {
     }
     if args.token_file.is_none() && !args.listen.ip().is_loopback() {
         bail!(
-            "listening at {} lets other hosts submit jobs: give --token-file with a token that both sides share (the token is never sent, but jobs travel unencrypted: use a private network)",
+            "listening at {} lets other hosts submit jobs: give --token-file with a token that both sides share",
             args.listen
         );
     }
+    if args.tls_cert.is_none() && !args.plain_text && !args.listen.ip().is_loopback() {
+        bail!(
+            "listening at {} without TLS lets others read jobs, their variables and orders on the way: give --tls-cert and --tls-key (`sublet cluster certificates` makes them), or --plain-text where the network is your own",
+            args.listen
+        );
+    }
+    let say = |line: &str| {
+        // Nobody may be listening any more.
+        let _ = writeln!(io::stderr(), "sublet cluster: {line}");
+    };
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(certificate), Some(key)) => {
+            let files = ServerFiles {
+                certificate: certificate.clone(),
+                key: key.clone(),
+                clients: args.tls_client_ca.clone(),
+            };
+            let tell = move |notice: Notice<'_>| say(&notice.to_string());
+            let tls = Server::open(&files, Versions::Latest, tell)?;
+            tls.follow().context("cannot start a thread")?;
+            Some(tls)
+        }
+        _ => None,
+    };
     let hook = Hook::open(&args.state, config, Reading::now())?;
     let id = hook.id().clone();
     // A token on loopback too: every user of this host reaches it, and jobs run as the arbiters'
@@ -89,21 +118,30 @@ fn serve(args: &Serve) -> anyhow::Result<String> {
         Some(file) => service::read_token(file)?,
         None => service::token_or_new(&args.state.join("token"))?,
     };
+    if Token::new(&token).node().is_some() {
+        bail!("the token is that of a node: a hook takes its own, which `node-token` was given");
+    }
     let (listener, address) =
         server::listen(args.listen).map_err(|error| service::ServeError::Listen {
             address: args.listen,
             error,
         })?;
     // One line when it can be asked, for people and for scripts that start it.
-    eprintln!(
-        "sublet cluster: http://{address}, cluster {}, epoch {}",
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    say(&format!(
+        "{scheme}://{address}, cluster {}, epoch {}",
         id.cluster, id.epoch
-    );
-    let say = Box::new(|line: &str| {
-        // Nobody may be listening any more.
-        let _ = writeln!(io::stderr(), "sublet cluster: {line}");
-    });
-    std::sync::Arc::new(Service::new(hook, &token, say)).serve(listener)?;
+    ));
+    let mut service = Service::new(hook, &token, Box::new(say));
+    if let Some(tls) = tls {
+        let operators = match args.operator.as_slice() {
+            _ if args.tls_client_ca.is_none() => Vec::new(),
+            [] => vec![certificates::OPERATOR.to_owned()],
+            names => names.to_vec(),
+        };
+        service = service.over(tls, operators);
+    }
+    std::sync::Arc::new(service).serve(listener)?;
     Ok(String::new())
 }
 
@@ -147,7 +185,7 @@ pub fn url(hook: &args::Hook) -> Option<String> {
 /// A client whose requests take no longer than `patience` each.
 pub fn client_within(hook: &args::Hook, patience: Duration) -> anyhow::Result<Client> {
     let Some(url) = url(hook) else {
-        bail!("which hook? give --cluster http://HOST:PORT, or set SUBLET_CLUSTER");
+        bail!("which hook? give --cluster https://HOST:PORT, or set SUBLET_CLUSTER");
     };
     let file = hook
         .token_file
@@ -158,7 +196,55 @@ pub fn client_within(hook: &args::Hook, patience: Duration) -> anyhow::Result<Cl
             "the hook answers those who know its token: give --token-file FILE, or set SUBLET_CLUSTER_TOKEN_FILE"
         );
     };
-    Ok(Client::new(&url, &service::read_token(&file)?, patience)?)
+    let token = service::read_token(&file)?;
+    let files = hook.tls.files()?;
+    // Files are read for each command: nothing changes under it.
+    Ok(Client::open(
+        &url,
+        &token,
+        files.as_ref(),
+        patience,
+        |_| (),
+    )?)
+}
+
+impl args::Tls {
+    /// The files that are named, on the command line or in variables.
+    ///
+    /// # Errors
+    /// One without another.
+    pub fn files(&self) -> anyhow::Result<Option<ClientFiles>> {
+        let or = |flag: &Option<PathBuf>, name| flag.clone().or_else(|| var(name).map(Into::into));
+        client_files(
+            or(&self.ca_file, "SUBLET_CLUSTER_CA_FILE"),
+            or(&self.cert_file, "SUBLET_CLUSTER_CERT_FILE"),
+            or(&self.key_file, "SUBLET_CLUSTER_KEY_FILE"),
+        )
+    }
+}
+
+/// The files of a client: an authority, and perhaps a certificate with its key.
+pub fn client_files(
+    authority: Option<PathBuf>,
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+) -> anyhow::Result<Option<ClientFiles>> {
+    let own = match (certificate, key) {
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, None) => None,
+        (Some(certificate), None) => {
+            bail!("{} has no key: name its file, too", certificate.display())
+        }
+        (None, Some(key)) => bail!("{} has no certificate: name its file, too", key.display()),
+    };
+    match (authority, own) {
+        (Some(authority), own) => Ok(Some(ClientFiles { authority, own })),
+        (None, None) => Ok(None),
+        (None, Some((certificate, _))) => bail!(
+            "{} is shown to no hook that nobody vouches for: name the file with the certificate of its authority, too",
+            certificate.display()
+        ),
+    }
 }
 
 fn submit(args: &Submit) -> anyhow::Result<String> {

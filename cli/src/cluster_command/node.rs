@@ -2,8 +2,10 @@
 //! its jobs.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
@@ -16,6 +18,7 @@ use control::paths::{RuntimeDir, Source};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::unistd::{Uid, User};
 
+use super::client_files;
 use crate::config::ClusterRule;
 use crate::run::driver::{self, Wish};
 use crate::run::install::Install;
@@ -29,9 +32,18 @@ pub struct ClusterFlags {
     /// Report to the hook at this address, and carry its decisions out
     #[arg(long = "cluster", value_name = "URL")]
     pub url: Option<String>,
-    /// File with the hook's token
+    /// File with the hook's token, or this node's (`sublet cluster node-token`)
     #[arg(long = "cluster-token-file", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// Certificate of the authority that vouches for a hook with TLS
+    #[arg(long = "cluster-ca", value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+    /// Certificate of this node, for a hook that demands one
+    #[arg(long = "cluster-cert", value_name = "FILE")]
+    pub cert_file: Option<PathBuf>,
+    /// Its key
+    #[arg(long = "cluster-key", value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
     /// What this node is called there [default: the host's name]
     #[arg(long = "cluster-node", value_name = "NAME")]
     pub node: Option<String>,
@@ -59,6 +71,9 @@ impl ClusterFlags {
         Self {
             url: or(self.url, &file.url),
             token_file: self.token_file.or_else(|| file.token_file.clone()),
+            ca_file: self.ca_file.or_else(|| file.ca_file.clone()),
+            cert_file: self.cert_file.or_else(|| file.cert_file.clone()),
+            key_file: self.key_file.or_else(|| file.key_file.clone()),
             node: or(self.node, &file.node),
             user: or(self.user, &file.user),
             dir: self.dir.or_else(|| file.dir.clone()),
@@ -75,6 +90,9 @@ impl ClusterFlags {
     fn without_a_hook(&self) -> Option<&'static str> {
         let said = [
             (self.token_file.is_some(), "--cluster-token-file"),
+            (self.ca_file.is_some(), "--cluster-ca"),
+            (self.cert_file.is_some(), "--cluster-cert"),
+            (self.key_file.is_some(), "--cluster-key"),
             (self.node.is_some(), "--cluster-node"),
             (self.user.is_some(), "--cluster-user"),
             (self.dir.is_some(), "--cluster-dir"),
@@ -96,7 +114,7 @@ pub fn start(flags: &ClusterFlags, dir: &RuntimeDir) -> anyhow::Result<()> {
     let Some(url) = flags.url.clone() else {
         if let Some(flag) = flags.without_a_hook() {
             bail!(
-                "{flag} is no use without a hook: give --cluster http://HOST:PORT, or `url` in [cluster] of the quota file"
+                "{flag} is no use without a hook: give --cluster https://HOST:PORT, or `url` in [cluster] of the quota file"
             );
         }
         return Ok(());
@@ -131,6 +149,17 @@ pub fn start(flags: &ClusterFlags, dir: &RuntimeDir) -> anyhow::Result<()> {
         );
     };
     let token = service::read_token(token_file)?;
+    let files = (
+        flags.ca_file.clone(),
+        flags.cert_file.clone(),
+        flags.key_file.clone(),
+    );
+    let tls = client_files(files.0, files.1, files.2)?;
+    if let Some(host) = url.strip_prefix("http://").filter(|host| !stays_here(host)) {
+        tracing::warn!(
+            "reports and orders travel unencrypted to {host}: others can read them on the way, where no tunnel keeps them from it; https:// encrypts"
+        );
+    }
     let executable = std::env::current_exe().context("cannot tell where `sublet` itself lies")?;
     let install = Install::find(&executable, |name| std::env::var_os(name))?;
     let place = dir.path().join("cluster");
@@ -168,12 +197,13 @@ pub fn start(flags: &ClusterFlags, dir: &RuntimeDir) -> anyhow::Result<()> {
     let config = Config {
         url,
         token,
+        tls,
         node,
         api_socket: dir.api_socket(),
         dir: place,
         version: env!("CARGO_PKG_VERSION").into(),
         devices: Box::new(move || devices(sim, &install)),
-        say: Box::new(|line| tracing::warn!("{line}")),
+        say: Arc::new(|line| tracing::warn!("{line}")),
     };
     let agent = Agent::new(config, Box::new(engine)).map_err(|why| anyhow!(why))?;
     std::thread::Builder::new()
@@ -181,6 +211,14 @@ pub fn start(flags: &ClusterFlags, dir: &RuntimeDir) -> anyhow::Result<()> {
         .spawn(move || agent.run())
         .context("cannot start a thread")?;
     Ok(())
+}
+
+/// Whether what is sent to `HOST:PORT` stays on this host.
+fn stays_here(host: &str) -> bool {
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    let address = name.parse::<IpAddr>();
+    name == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
 /// What jobs would find here.
@@ -318,10 +356,33 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_stays_on_this_host_is_known() {
+        for host in [
+            "127.0.0.1:7070",
+            "127.9.0.1:1/",
+            "[::1]:7070",
+            "localhost:7070",
+        ] {
+            assert!(stays_here(host), "{host}");
+        }
+        for host in [
+            "10.0.0.1:7070",
+            "head:7070",
+            "[2001:db8::1]:7070",
+            "0.0.0.0:1",
+        ] {
+            assert!(!stays_here(host), "{host}");
+        }
+    }
+
+    #[test]
     fn flags_win_one_by_one_and_the_file_fills_up() {
         let file = ClusterRule {
             url: Some("http://file:1".into()),
             token_file: Some("/file".into()),
+            ca_file: Some("/file/ca".into()),
+            cert_file: None,
+            key_file: Some("/file/key".into()),
             node: Some("file".into()),
             user: None,
             dir: Some("/file/jobs".into()),
@@ -330,16 +391,20 @@ mod tests {
         };
         let flags = ClusterFlags {
             node: Some("flag".into()),
+            key_file: Some("/flag/key".into()),
             user: Some("me".into()),
             ..ClusterFlags::default()
         };
-        assert_eq!(flags.without_a_hook(), Some("--cluster-node"));
+        assert_eq!(flags.without_a_hook(), Some("--cluster-key"));
         let all = flags.or(&file);
         assert_eq!(
             all,
             ClusterFlags {
                 url: Some("http://file:1".into()),
                 token_file: Some("/file".into()),
+                ca_file: Some("/file/ca".into()),
+                cert_file: None,
+                key_file: Some("/flag/key".into()),
                 node: Some("flag".into()),
                 user: Some("me".into()),
                 dir: Some("/file/jobs".into()),

@@ -82,7 +82,7 @@ impl Kind for Groups {
     }
 }
 
-/// `"http://HOST:PORT"`
+/// `"https://HOST:PORT"`, `"http://HOST:PORT"`
 #[derive(Debug)]
 pub struct Url;
 
@@ -90,7 +90,7 @@ impl Kind for Url {
     type Value = String;
     const PLACEHOLDER: &'static str = "URL";
     const FORMS: &'static [Form] = &[Form::Text];
-    const EXAMPLE: &'static str = "\"http://hook:7070\"";
+    const EXAMPLE: &'static str = "\"https://hook:7070\"";
 
     fn parse(text: &str) -> Result<String, String> {
         // TIMEOUT: of requests, of which none is made here.
@@ -100,7 +100,7 @@ impl Kind for Url {
     }
 
     fn schema() -> Json {
-        json!({ "type": "string", "pattern": "^http://.+", "examples": ["http://10.0.0.1:7070"] })
+        json!({ "type": "string", "pattern": "^https?://.+", "examples": ["https://10.0.0.1:7070", "http://127.0.0.1:7070"] })
     }
 }
 

@@ -732,7 +732,7 @@ mod tests {
                 ":2:7:",
                 "10.0.0.1:7070",
             ),
-            ("[cluster]\nurl = \"https://a:1\"\n", ":2:7:", "https://a:1"),
+            ("[cluster]\nurl = \"ftp://a:1\"\n", ":2:7:", "ftp://a:1"),
             ("[cluster]\nurl = 7070\n", ":2:7:", "7070"),
             ("[api]\nlisten = \"localhost\"\n", ":2:10:", "10.0.0.7:7443"),
             ("[api]\nlisten = 7443\n", ":2:10:", "7443"),

@@ -84,10 +84,16 @@ control::settings! {
 control::settings! {
     /// The hook that the arbiter reports to.
     pub struct ClusterRule {
-        /// Address of the hook: "http://HOST:PORT".
+        /// Address of the hook: "https://HOST:PORT", or "http://HOST:PORT" where it has no TLS.
         url: Url, unset "required";
-        /// File with the hook's token, by absolute path.
+        /// File with the hook's token, or this node's, by absolute path.
         token_file: AbsolutePath, unset "no token";
+        /// Certificate of the authority that vouches for a hook with TLS, in PEM, by absolute path.
+        ca_file: AbsolutePath, unset "none; needed with https://";
+        /// Certificate of this node in PEM, by absolute path, for a hook that demands one.
+        cert_file: AbsolutePath, unset "none is shown";
+        /// Its key in PEM, by absolute path; its owner's alone.
+        key_file: AbsolutePath, unset "none; needed with `cert_file`";
         /// What this node is called there.
         node: NodeName, unset "the host's name";
         /// As whom the hook's jobs run; needed where the arbiter is root's.

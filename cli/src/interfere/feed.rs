@@ -59,6 +59,7 @@ fn client(
     cluster_command::client(&Hook {
         cluster,
         token_file: args.token_file.clone(),
+        tls: args.tls.clone(),
     })
 }
 

@@ -25,7 +25,7 @@ pub enum KubernetesCommand {
     /// Give containers a quota and a share as annotations of their pods say (NRI)
     Nri(Box<Nri>),
     /// Answer Kubernetes' scheduler which node and which GPU a pod should have
-    Extender(Extender),
+    Extender(Box<Extender>),
     /// Keep a share's job; the plugins start this
     #[command(hide = true)]
     Hold,
@@ -169,12 +169,22 @@ fn index(text: &str) -> Result<String, String> {
 
 /// With --cluster it asks that hook which of the GPUs that fit a pod should have. Everybody who
 /// reaches this learns which node has how much free, and can bind pods that ask for units: admit
-/// only the scheduler.
+/// only the scheduler, by its address or by its certificate (--tls-client-ca).
 #[derive(Debug, Args)]
 pub struct Extender {
     /// Where to listen; port 0 takes a free one, which is then printed
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7071")]
     pub listen: SocketAddr,
+    /// Serve over TLS alone: certificate with its chain, PEM. Renewed files count within seconds
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Key of the certificate, PEM, mode 600
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Answer only who shows a certificate of the authorities in this file: the scheduler's
+    /// (tlsConfig.certFile)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_client_ca: Option<PathBuf>,
     /// How long a question of the scheduler may take: less than its httpTimeout. Half of it is the
     /// hook's
     #[arg(long, value_name = "TIME", default_value = "4500ms", value_parser = control::parse_span)]

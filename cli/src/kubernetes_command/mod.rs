@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
+use certificates::{Notice, ServerFiles, Versions};
 use control::paths::{RuntimeDir, Surroundings};
 use kubernetes::advice::Adviser;
 use kubernetes::api::{Api, is_name};
@@ -126,18 +127,40 @@ fn extend(args: &Extender) -> anyhow::Result<()> {
         );
     }
     let adviser = hook.map(|hook| Adviser::new(Arc::new(hook), asked));
+    let say = |line: &str| {
+        let _ = writeln!(io::stderr(), "sublet: {line}");
+    };
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(certificate), Some(key)) => {
+            let files = ServerFiles {
+                certificate: certificate.clone(),
+                key: key.clone(),
+                clients: args.tls_client_ca.clone(),
+            };
+            let tell = move |notice: Notice<'_>| say(&notice.to_string());
+            let tls = certificates::Server::open(&files, Versions::From12, tell)?;
+            tls.follow().context("cannot start a thread")?;
+            Some(tls)
+        }
+        _ => None,
+    };
     let address = args.listen;
     let listening = std::net::TcpListener::bind(address)
         .and_then(|listener| Ok((listener.local_addr()?, listener)));
     let (address, listener) = listening.map_err(|error| {
         anyhow!("cannot listen at {address}: {error} (choose another --listen)")
     })?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
     // One line when it can be asked, for people and for scripts that start it.
-    let _ = writeln!(io::stderr(), "sublet: the extender is at http://{address}");
+    say(&format!("the extender is at {scheme}://{address}"));
     let extender = extender::Extender::new(api, adviser, args.timeout)
         .context("cannot start a thread for events")?;
     let error = http_server::serve(
         listener,
+        http_server::Security {
+            tls,
+            say: Box::new(say),
+        },
         extender::LONGEST_BODY,
         move |method, path, body| extender.answer(method, path, body),
     );

@@ -19,11 +19,14 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use certificates::{ClientFiles, Notice};
 use control::{ArbiterStatus, Client as ControlClient, ClientError as ControlFailure};
 use serde::{Deserialize, Serialize};
 
+use super::auth::Token;
 use super::engine::{Engine, replace};
 use super::http::client::{Client, ClientError};
 use super::store::random_word;
@@ -46,8 +49,10 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 pub struct Config {
     /// The hook's address.
     pub url: String,
-    /// Its token.
+    /// Its token, or this node's.
     pub token: String,
+    /// With TLS: by whom the hook is known, and what this node shows.
+    pub tls: Option<ClientFiles>,
     /// Name of this node.
     pub node: String,
     /// The arbiter's API socket.
@@ -59,7 +64,7 @@ pub struct Config {
     /// The devices of this node, asked anew at each registration.
     pub devices: Box<dyn Fn() -> Result<Vec<Device>, String> + Send>,
     /// Tells what an operator should know; one line each.
-    pub say: Box<dyn Fn(&str) + Send>,
+    pub say: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
 impl std::fmt::Debug for Config {
@@ -114,7 +119,18 @@ impl Agent {
     /// # Errors
     /// The URL is none, another agent has the directory, or `agent.json` cannot be read or made.
     pub fn new(config: Config, mut engine: Box<dyn Engine>) -> Result<Self, String> {
-        let hook = Client::new(&config.url, &config.token, HOOK_PATIENCE)
+        if let Some(other) = Token::new(&config.token).node()
+            && other != config.node
+        {
+            return Err(format!(
+                "the token is that of node `{other}`, and this node is `{}`",
+                config.node
+            ));
+        }
+        let say = Arc::clone(&config.say);
+        let tell = move |notice: Notice<'_>| say(&format!("cluster: {notice}"));
+        let (token, files) = (&config.token, config.tls.as_ref());
+        let hook = Client::open(&config.url, token, files, HOOK_PATIENCE, tell)
             .map_err(|error| error.to_string())?;
         let file = config.dir.join("agent.json");
         let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
@@ -454,7 +470,8 @@ mod tests {
             dir: dir.to_owned(),
             version: String::new(),
             devices: Box::new(|| Ok(Vec::new())),
-            say: Box::new(|_| ()),
+            tls: None,
+            say: Arc::new(|_| ()),
         };
         Agent::new(config, Box::new(Nobody))
     }

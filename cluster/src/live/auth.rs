@@ -11,8 +11,12 @@
 //! A session is one connection: its nonces are drawn for it, its requests are counted from 1 and
 //! come in this sequence, and each answer is bound to its request. So nothing can be replayed,
 //! altered, answered by a stranger or moved to another connection, and a request is known to be
-//! genuine by its head, before its body is read. Messages are not encrypted: others can read them
-//! on the way.
+//! genuine by its head, before its body is read. This encrypts nothing: where others could read
+//! messages on the way, the connection is one of TLS.
+//!
+//! A node may hold a key of its own in place of the token, which follows from the token and the
+//! node's name: `HMAC(token, "node", name)`. It names itself beside its nonce (`&node=NAME`), and
+//! may speak as that node alone.
 
 use getrandom::Error as NoRandom;
 use hmac::{Hmac, KeyInit, Mac};
@@ -107,7 +111,64 @@ pub fn digest(body: &[u8]) -> String {
     hex(&Sha256::digest(body))
 }
 
+/// What the token of a node begins with; the node's name and its key follow, with `:` between.
+const OF_NODE: &str = "sublet-node:";
+
+/// What the file of a token has.
+#[derive(Clone, Debug)]
+pub struct Token {
+    secret: Secret,
+    node: Option<String>,
+}
+
+impl Token {
+    /// What a text stands for: the token of a hook, or that of one node.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        let of_node = text.strip_prefix(OF_NODE);
+        let of_node = of_node.and_then(|rest| rest.rsplit_once(':'));
+        let of_node = of_node.and_then(|(node, key)| Some((node, unhex(key)?)));
+        match of_node {
+            Some((node, key)) => Self {
+                secret: Secret(key),
+                node: Some(node.to_owned()),
+            },
+            None => Self {
+                secret: Secret::new(text),
+                node: None,
+            },
+        }
+    }
+
+    /// As whom alone its holder may speak; `None`: as anybody.
+    #[must_use]
+    pub fn node(&self) -> Option<&str> {
+        self.node.as_deref()
+    }
+
+    /// The key that it stands for.
+    #[must_use]
+    pub fn secret(&self) -> &Secret {
+        &self.secret
+    }
+}
+
 impl Secret {
+    /// The key of one node.
+    #[must_use]
+    pub fn of_node(&self, node: &str) -> Self {
+        let mut key = [0; BYTES];
+        let code = self.over(&[b"node", node.as_bytes()]).finalize();
+        key.copy_from_slice(&code.into_bytes());
+        Self(key)
+    }
+
+    /// The token of one node, as its file has it.
+    #[must_use]
+    pub fn token_of_node(&self, node: &str) -> String {
+        format!("{OF_NODE}{node}:{}", hex(&self.of_node(node).0))
+    }
+
     /// The key that a token stands for.
     #[must_use]
     pub fn new(token: &str) -> Self {
@@ -328,6 +389,26 @@ mod tests {
         newer.hook.epoch += 1;
         assert!(asks.accept(&own, &newer).is_none(), "another epoch");
         assert!(asks.accept(&own, &Challenge::default()).is_none());
+    }
+
+    #[test]
+    fn the_token_of_a_node_is_that_nodes_alone() {
+        let hook = Secret::new("right");
+        let token = Token::new(&hook.token_of_node("a"));
+        assert_eq!(token.node(), Some("a"));
+        let own = nonce().unwrap();
+        let accepts = |secret: Secret| {
+            let (said, _) = secret.answer(&own, &id()).unwrap();
+            token.secret().accept(&own, &said).is_some()
+        };
+        assert!(accepts(hook.of_node("a")));
+        assert!(!accepts(hook.of_node("b")));
+        assert!(!accepts(hook.clone()), "it is not the hook's own");
+        assert!(!accepts(Secret::new("wrong").of_node("a")));
+        // What looks like one and is none stands for itself.
+        let plain = Token::new("sublet-node:a:12");
+        assert_eq!(plain.node(), None);
+        assert_eq!(Token::new("right").secret().0, hook.0);
     }
 
     #[test]

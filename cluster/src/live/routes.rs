@@ -167,7 +167,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
 #[utoipa::path(
     get,
     path = "/v1/session",
-    params(("nonce" = String, Query, pattern = "^[0-9a-fA-F]{64}$")),
+    params(
+        ("nonce" = String, Query, pattern = "^[0-9a-fA-F]{64}$"),
+        ("node" = Option<String>, Query, description = "Whose token it is, where it is a node's."),
+    ),
     responses((status = 200, description = "Done.", body = Challenge)),
 )]
 async fn session() -> Response {

@@ -23,7 +23,7 @@ use super::auth::Secret;
 use super::clock::{Clock, Now};
 use super::hook::Hook;
 use super::http::MAX_BODY_BYTES;
-use super::http::server::{self, Response, SESSION, Site, problem};
+use super::http::server::{self, Response, SESSION, Shown, Site, problem};
 use super::openapi;
 use super::routes::{self, ROUTES};
 use super::store::{StoreError, random_word};
@@ -161,6 +161,11 @@ pub struct Service {
     id: HookId,
     clock: Clock,
     secret: Secret,
+    tls: Option<certificates::Server>,
+    /// How long a connection with TLS lasts.
+    lasts: Duration,
+    /// Names of those who may ask for all but what nodes do, in a certificate.
+    operators: Vec<String>,
     failed: Mutex<Option<StoreError>>,
     /// Whom it has turned away, and when it last said so.
     strangers: Mutex<Strangers>,
@@ -196,10 +201,21 @@ impl Service {
                 changing: false,
             }),
             secret: Secret::new(token),
+            tls: None,
+            lasts: server::HOUR,
+            operators: Vec::new(),
             failed: Mutex::new(None),
             strangers: Mutex::default(),
             say,
         }
+    }
+
+    /// The same, over TLS alone. Where clients have to show certificates, there are names of
+    /// operators, and each speaks as the node that its own names, or for an operator.
+    #[must_use]
+    pub fn over(mut self, tls: certificates::Server, operators: Vec<String>) -> Self {
+        (self.tls, self.operators) = (Some(tls), operators);
+        self
     }
 
     /// What time it is.
@@ -306,17 +322,82 @@ impl Site for Service {
         }
     }
 
-    fn turned_away(&self, from: IpAddr) {
+    fn tls(&self) -> Option<&certificates::Server> {
+        self.tls.as_ref()
+    }
+
+    fn lasts(&self) -> Duration {
+        self.lasts
+    }
+
+    fn may(&self, method: &str, path: &str, who: &Shown) -> Result<(), String> {
+        let node = speaker(method, path);
+        let asked = || format!("{method} {path}");
+        if let Some(own) = &who.node
+            && node != Some(own)
+        {
+            return Err(format!(
+                "the token is that of node `{own}`, which may report as that node and nothing else: {} is not for it",
+                asked()
+            ));
+        }
+        let Some(names) = &who.certificate else {
+            return match self.operators.as_slice() {
+                [] => Ok(()),
+                _ => Err("no certificate was shown".into()),
+            };
+        };
+        let shown = || match names.as_slice() {
+            [] => "no name".to_owned(),
+            names => format!("`{}`", names.join("`, `")),
+        };
+        match node {
+            Some(node) if self.operators.iter().any(|name| name == node) => Err(format!(
+                "`{node}` is what an operator is called here: call the node something else, or give the hook another --operator"
+            )),
+            Some(node) if !names.iter().any(|name| name == node) => Err(format!(
+                "the certificate is for {}, and speaks as node `{node}`",
+                shown()
+            )),
+            None if !names.iter().any(|name| self.operators.contains(name)) => Err(format!(
+                "the certificate is for {}, and {} is for an operator's (`{}`)",
+                shown(),
+                asked(),
+                self.operators.join("`, `")
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn turned_away(&self, from: IpAddr, why: Option<&str>) {
         let mut strangers = self.strangers.lock();
         strangers.since_said += 1;
         if strangers.said.is_none_or(|at| at.elapsed() > SAY_AGAIN) {
             let count = std::mem::take(&mut strangers.since_said);
             strangers.said = Some(Instant::now());
             drop(strangers);
-            (self.say)(&format!(
-                "requests of somebody who does not know the token were turned away: {count}, the last one from {from}"
-            ));
+            let said = match why {
+                Some(why) => format!(
+                    "connections or requests were turned away: {count}, the last one from {from}: {why}"
+                ),
+                None => format!(
+                    "requests of somebody who does not know the token were turned away: {count}, the last one from {from}"
+                ),
+            };
+            (self.say)(&said);
         }
+    }
+}
+
+/// As which node a request speaks. Whatever else the router may take a path for, it is an
+/// operator's.
+fn speaker<'a>(method: &str, path: &'a str) -> Option<&'a str> {
+    let path = path.split('?').next().unwrap_or_default();
+    let rest = path.strip_prefix("/v1/nodes/")?;
+    match method {
+        "PUT" => Some(rest),
+        "POST" => rest.strip_suffix("/report"),
+        _ => None,
     }
 }
 

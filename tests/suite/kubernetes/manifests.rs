@@ -105,6 +105,7 @@ fn the_manifests_list_all_there_is() {
         let patch = &kustomization[0]["patches"][0]["path"];
         assert_eq!(text(patch), "container.yaml");
     }
+    assert_eq!(resources("device-plugin-tls"), ["../device-plugin"]);
     let kinds: BTreeSet<String> = all()
         .iter()
         .map(|one| text(&one["kind"]).to_owned())
@@ -242,6 +243,58 @@ fn accounts_may_do_what_the_programs_do_and_no_more() {
     assert!(api::ACCOUNT_DIR.ends_with("serviceaccount"));
 }
 
+/// The same, with the keys of each map in order.
+fn in_order(of: &Yaml) -> Yaml {
+    match of {
+        Yaml::Hash(hash) => {
+            let mut all: Vec<_> = hash.iter().collect();
+            all.sort();
+            let all = all.into_iter();
+            Yaml::Hash(
+                all.map(|(key, value)| (key.clone(), in_order(value)))
+                    .collect(),
+            )
+        }
+        Yaml::Array(list) => Yaml::Array(list.iter().map(in_order).collect()),
+        other => other.clone(),
+    }
+}
+
+/// What a patch of Kustomize makes of an object: maps field by field, `null` takes one away, lists
+/// of things with names by their names, other lists as a whole.
+fn patched(of: &Yaml, patch: &Yaml) -> Yaml {
+    match (of, patch) {
+        (Yaml::Hash(of), Yaml::Hash(patch)) => {
+            let mut all = of.clone();
+            for (key, value) in patch {
+                let made = match all.get(key) {
+                    _ if value.is_null() => None,
+                    Some(there) => Some(patched(there, value)),
+                    None => Some(value.clone()),
+                };
+                match made {
+                    Some(made) => drop(all.insert(key.clone(), made)),
+                    None => drop(all.remove(key)),
+                }
+            }
+            Yaml::Hash(all)
+        }
+        (Yaml::Array(of), Yaml::Array(patch))
+            if patch.iter().all(|one| !one["name"].is_badvalue()) =>
+        {
+            let mut all = of.clone();
+            for one in patch {
+                match all.iter_mut().find(|there| there["name"] == one["name"]) {
+                    Some(there) => *there = patched(there, one),
+                    None => all.push(one.clone()),
+                }
+            }
+            Yaml::Array(all)
+        }
+        _ => patch.clone(),
+    }
+}
+
 /// A template as Helm renders it, as far as ours go: values, and lines with `if`, `fail` and `end`.
 fn rendered(template: &str, values: &Yaml, has_dra: bool) -> Result<String, String> {
     let value = |path: &str| {
@@ -250,6 +303,13 @@ fn rendered(template: &str, values: &Yaml, has_dra: bool) -> Result<String, Stri
     };
     let holds = |condition: &str| match condition.strip_prefix("and ") {
         Some(all) => all.split(' ').all(|one| value(one).as_bool() == Some(true)),
+        None if condition.starts_with("or ") => {
+            let mut any = condition.split(' ').skip(1);
+            any.any(|one| value(one).as_bool() == Some(true))
+        }
+        None if condition.starts_with("not .") => {
+            value(&condition["not ".len()..]).as_bool() != Some(true)
+        }
         None if condition == "not (.Capabilities.APIVersions.Has \"resource.k8s.io/v1\")" => {
             !has_dra
         }
@@ -317,6 +377,28 @@ fn the_chart_says_the_same_as_the_manifests() {
         let made = chart(&switched(&[value]), value == "dra");
         assert_eq!(made, Ok(built(way, own)), "{way}");
     }
+    // Over HTTPS.
+    let mut values = switched(&["devicePlugin"]);
+    *entry(entry(&mut values, "extenderTls"), "enabled") = Yaml::Boolean(true);
+    let patch = objects(&read("device-plugin-tls/extender.yaml")).remove(0);
+    let mut expected = built("device-plugin", Some("extender"));
+    let place = expected
+        .iter_mut()
+        .find(|one| one["kind"] == patch["kind"] && one["metadata"] == patch["metadata"]);
+    let place = place.expect("what is patched");
+    *place = patched(place, &patch);
+    let made = chart(&values, false).expect("over HTTPS");
+    let in_order = |all: &[Yaml]| all.iter().map(in_order).collect::<Vec<_>>();
+    assert_eq!(in_order(&made), in_order(&expected));
+    let container = &patch["spec"]["template"]["spec"]["containers"][0];
+    let args: Vec<&str> = list(&container["args"]).iter().map(text).collect();
+    let help = Outcome::of(&mut Sandbox::new().sublet(["kubernetes", "extender", "--help"]));
+    let help = help.succeeded().stdout;
+    let mount = text(&container["volumeMounts"][0]["mountPath"]);
+    for flag in args.iter().filter(|word| word.starts_with("--tls")) {
+        let (flag, file) = flag.split_once('=').expect("a file");
+        assert!(help.contains(flag) && file.starts_with(mount), "{flag}");
+    }
     let mut values = switched(&["devicePlugin"]);
     *entry(entry(&mut values, "hook"), "enabled") = Yaml::Boolean(true);
     let made = chart(&values, false).expect("with a hook");
@@ -365,6 +447,24 @@ fn the_chart_says_the_same_as_the_manifests() {
     for flag in args.iter().filter(|word| word.starts_with("--")) {
         let flag = flag.split('=').next().unwrap_or_default();
         assert!(help.contains(flag), "`sublet arbiter` has no {flag}");
+    }
+    // A hook with TLS: whom to believe lies beside its token.
+    *entry(entry(&mut values, "hook"), "tls") = Yaml::Boolean(true);
+    let made = chart(&values, false).expect("with a hook with TLS");
+    for (kind, flag) in [("Deployment", "--ca-file"), ("DaemonSet", "--cluster-ca")] {
+        let one = made
+            .iter()
+            .find(|one| text(&one["kind"]) == kind)
+            .expect(kind);
+        let args = list(&one["spec"]["template"]["spec"]["containers"][0]["args"]);
+        let expected = format!("{flag}={mount}/ca.crt");
+        assert!(args.iter().any(|one| text(one) == expected), "{args:?}");
+        let words: &[&str] = match kind {
+            "Deployment" => &["kubernetes", "extender", "--help"],
+            _ => &["arbiter", "--help"],
+        };
+        let help = Outcome::of(&mut Sandbox::new().sublet(words)).succeeded();
+        assert!(help.stdout.contains(flag), "{flag}");
     }
     let error = chart(&switched(&["dra"]), false).expect_err("an old cluster");
     assert!(error.contains("from 1.34"), "{error}");

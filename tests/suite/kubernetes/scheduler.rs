@@ -38,7 +38,7 @@ impl Extender {
             .expect("its first line");
         let address = line
             .trim()
-            .rsplit_once("http://")
+            .rsplit_once("://")
             .expect("an address")
             .1
             .to_owned();
@@ -349,4 +349,43 @@ fn bad_questions_are_answered_and_the_next_one_too() {
     let error = extender.bind("p", "n1").expect_err("made anew");
     assert!(error.contains("is another now"), "{error}");
     assert!(!extender.process.has_ended());
+}
+
+#[test]
+fn over_https_the_scheduler_is_answered_and_a_renewed_certificate_needs_no_restart() {
+    let place = Sandbox::new();
+    let (certificate, key) = (place.path("tls.crt"), place.path("tls.key"));
+    testbed::tls::write_server(0, &certificate, &key);
+    let path = |path: &std::path::Path| path.to_str().expect("UTF-8").to_owned();
+    let words = [
+        "--tls-cert".to_owned(),
+        path(&certificate),
+        "--tls-key".to_owned(),
+        path(&key),
+    ];
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let extender = Extender::with(&words);
+    extender.node("n1", TWO);
+    let args = extender.pod("first", 60, Some("0.5"));
+    let address = extender.address.parse().expect("an address");
+    let mut http = testbed::tls::connect(address).expect("a handshake");
+    let answer = http.ask("POST", "/filter", Some(&args.to_string()));
+    let answer: Value = serde_json::from_str(&answer.expect("an answer").body).expect("JSON");
+    assert_eq!(answer["NodeNames"], json!(["n1"]));
+    // Go's client may be set up to speak no newer version.
+    let old = testbed::tls::connect_with(address, &[&testbed::tls::TLS12], &[b"http/1.1"]);
+    old.expect("TLS 1.2");
+    let shown = || {
+        let versions = [&testbed::tls::TLS13];
+        let stream = testbed::tls::connect_with(address, &versions, &[]).expect("a handshake");
+        stream.conn.peer_certificates().expect("a certificate")[0].to_vec()
+    };
+    assert_eq!(shown(), testbed::tls::certificate(0));
+    testbed::tls::write_server(1, &certificate, &key);
+    tests::wait_until("the new certificate is shown", || {
+        (shown() == testbed::tls::certificate(1)).then_some(())
+    });
+    // The connection from before goes on.
+    let answer = http.ask("GET", "/healthz", None).expect("an answer");
+    assert_eq!(answer.status, 200);
 }

@@ -6,31 +6,56 @@
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
+use certificates::{ClientFiles, Notice};
 use control::ControlError;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::Request;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::runtime::{Builder, Runtime};
-use tokio::task::yield_now;
+use tokio::task::{JoinHandle, yield_now};
 use tokio::time::timeout_at;
 
+use super::secure::{self, Stream};
 use super::{CODE_FIELD, MAX_BODY_BYTES, MAX_FIELDS, MAX_HEAD_BYTES, SCHEME, stays};
-use crate::live::auth::{self, Challenge, Secret, Session};
+use crate::live::auth::{self, Challenge, Session, Token};
 use crate::live::wire::HookId;
 
 /// Why there is no answer, or what the answer was.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The URL is none.
-    #[error("`{0}` is no address of a hook: write http://HOST:PORT")]
+    #[error("`{0}` is no address of a hook: write https://HOST:PORT, or http://HOST:PORT")]
     Url(String),
+    /// TLS, and nobody who vouches for the hook.
+    #[error(
+        "{0} is a hook with TLS: give the file with the certificate of its authority (--ca-file, --cluster-ca, `ca_file` in [cluster])"
+    )]
+    NoAuthority(String),
+    /// Files for TLS, and no TLS.
+    #[error(
+        "{0} is plain, and certificates are given for it: write https://, or give no certificates"
+    )]
+    Plain(String),
+    /// A file for TLS is wrong.
+    #[error(transparent)]
+    File(#[from] certificates::Wrong),
+    /// Who answers shows no certificate that is believed.
+    #[error("who answers at {url} is not shown to be the hook, so nothing was sent to it: {why}")]
+    Unproven {
+        /// Where.
+        url: String,
+        /// Why.
+        why: String,
+    },
     /// Nobody is there.
     #[error("the hook at {url} is not reached: {why}")]
     Unreachable {
@@ -77,7 +102,10 @@ impl ClientError {
     /// Whether somebody answered who is not obeyed.
     #[must_use]
     pub fn is_no_hook(&self) -> bool {
-        matches!(self, Self::Stranger { .. } | Self::Forged { .. })
+        matches!(
+            self,
+            Self::Stranger { .. } | Self::Forged { .. } | Self::Unproven { .. }
+        )
     }
 
     /// The status of a refusal.
@@ -94,7 +122,9 @@ impl ClientError {
 pub struct Client {
     url: String,
     host: String,
-    secret: Secret,
+    token: Token,
+    /// With TLS: whom it believes, and by which name.
+    tls: Option<(Arc<certificates::Client>, ServerName<'static>)>,
     /// For a connection whose other side has proved that it knows the token.
     connecting: Duration,
     /// For the answer to a request.
@@ -112,6 +142,8 @@ struct Connection {
 /// A connection. It is driven by who asks, while it asks: there is no thread for it.
 struct Line {
     requests: SendRequest<Full<Bytes>>,
+    /// What drives it; with what TLS had to say when it ended.
+    driver: JoinHandle<Option<String>>,
     runtime: Runtime,
 }
 
@@ -138,9 +170,13 @@ enum LineError {
 impl From<hyper::Error> for LineError {
     fn from(error: hyper::Error) -> Self {
         use std::error::Error;
-        if error.is_canceled() {
+        let cause = error.source().and_then(|cause| cause.downcast_ref());
+        let is_cut = |cause: &io::Error| matches!(cause.kind(), io::ErrorKind::UnexpectedEof);
+        if let Some(why) = certificates::explain(&error) {
+            Self::Bad(why)
+        } else if error.is_canceled() {
             Self::Unsent
-        } else if error.is_incomplete_message() || error.is_closed() {
+        } else if error.is_incomplete_message() || error.is_closed() || cause.is_some_and(is_cut) {
             Self::Closed
         } else if error.is_parse() {
             Self::Bad(format!("this is no HTTP: {error}"))
@@ -174,7 +210,38 @@ struct Problem {
 }
 
 impl Client {
-    /// For `http://HOST:PORT`. `patience` bounds each request, and each connection for itself.
+    /// For `https://HOST:PORT`, with the files of TLS, or `http://HOST:PORT`, without. `patience`
+    /// bounds each request, and each connection for itself. `tell` hears of changes of the files.
+    ///
+    /// # Errors
+    /// [`ClientError::Url`], or the files do not fit the address or are wrong.
+    pub fn open(
+        url: &str,
+        token: &str,
+        files: Option<&ClientFiles>,
+        patience: Duration,
+        tell: impl Fn(Notice<'_>) + Send + Sync + 'static,
+    ) -> Result<Self, ClientError> {
+        let mut client = Self::new(url, token, patience)?;
+        let has_tls = url.starts_with("https://");
+        match files {
+            None if has_tls => return Err(ClientError::NoAuthority(client.url)),
+            Some(_) if !has_tls => return Err(ClientError::Plain(client.url)),
+            None => {}
+            Some(files) => {
+                let wrong = || ClientError::Url(url.to_owned());
+                let name = client.host.rsplit_once(':').map_or("", |(name, _)| name);
+                let name = name.trim_start_matches('[').trim_end_matches(']');
+                let name = ServerName::try_from(name.to_owned()).map_err(|_| wrong())?;
+                let tls = certificates::Client::open(files, tell)?;
+                client.tls = Some((Arc::new(tls), name));
+            }
+        }
+        Ok(client)
+    }
+
+    /// For `http://HOST:PORT`. One for `https://` is as good as its address, and asks nothing: see
+    /// [`Client::open`].
     ///
     /// # Errors
     /// [`ClientError::Url`].
@@ -182,6 +249,7 @@ impl Client {
         let wrong = || ClientError::Url(url.to_owned());
         let host = url
             .strip_prefix("http://")
+            .or_else(|| url.strip_prefix("https://"))
             .ok_or_else(wrong)?
             .trim_end_matches('/');
         let (name, port) = host.rsplit_once(':').ok_or_else(wrong)?;
@@ -195,7 +263,8 @@ impl Client {
         Ok(Self {
             url: url.trim_end_matches('/').to_owned(),
             host: host.to_owned(),
-            secret: Secret::new(token),
+            token: Token::new(token),
+            tls: None,
             connecting: patience,
             patience,
             connection: None,
@@ -246,13 +315,52 @@ impl Client {
         Err(self.unreachable(last))
     }
 
+    /// What is said over a socket: with TLS once the other side has shown a certificate that is
+    /// believed.
+    fn line(&self, stream: TcpStream, end: Instant) -> Result<Line, ClientError> {
+        let tls = match &self.tls {
+            Some((tls, name)) => {
+                let config = tls.now().map_err(|why| self.unreachable(why))?;
+                Some((config, name.clone()))
+            }
+            None if self.url.starts_with("https://") => {
+                return Err(ClientError::NoAuthority(self.url.clone()));
+            }
+            None => None,
+        };
+        Line::new(stream, tls, end).map_err(|error| {
+            if error.kind() == io::ErrorKind::TimedOut {
+                return self.unreachable(format_args!(
+                    "it does not end a handshake of TLS within {} ms",
+                    self.connecting.as_millis()
+                ));
+            }
+            if certificates::is_no_tls(&error) {
+                return self.unreachable("it speaks no TLS: write http:// where it has none");
+            }
+            let Some(why) = certificates::explain(&error) else {
+                return self.unreachable(error);
+            };
+            match certificates::is_refusal(&error) {
+                true => self.unreachable(why),
+                false => ClientError::Unproven {
+                    url: self.url.clone(),
+                    why,
+                },
+            }
+        })
+    }
+
     /// A connection whose other side has proved that it knows the token.
     fn connect(&self) -> Result<Connection, ClientError> {
         let nonce = auth::nonce().map_err(|error| self.unreachable(error))?;
         let end = Instant::now() + self.connecting;
         let stream = self.reach(end)?;
-        let path = format!("/v1/session?nonce={nonce}");
-        let mut line = Line::new(stream).map_err(|error| self.unreachable(error))?;
+        let mut path = format!("/v1/session?nonce={nonce}");
+        if let Some(node) = self.token.node() {
+            path += &format!("&node={node}");
+        }
+        let mut line = self.line(stream, end)?;
         let answer = self
             .exchange(&mut line, "GET", &path, &[], None, end)
             .map_err(|error| match error {
@@ -260,6 +368,11 @@ impl Client {
                     "it does not prove within {} ms that it knows the token",
                     self.connecting.as_millis()
                 )),
+                // Whether our certificate is believed comes after the handshake.
+                LineError::Unsent | LineError::Closed => match line.why(end) {
+                    Some(why) => self.unreachable(why),
+                    None => self.unreachable(LineError::Closed),
+                },
                 other => self.unreachable(other),
             })?;
         let stranger = || ClientError::Stranger {
@@ -275,7 +388,8 @@ impl Client {
             return Err(self.unreachable(why));
         }
         let said: Challenge = serde_json::from_slice(&answer.body).map_err(|_| stranger())?;
-        let session = self.secret.accept(&nonce, &said).ok_or_else(stranger)?;
+        let secret = self.token.secret();
+        let session = secret.accept(&nonce, &said).ok_or_else(stranger)?;
         Ok(Connection {
             line,
             session,
@@ -411,31 +525,61 @@ impl Client {
 }
 
 impl Line {
-    fn new(stream: TcpStream) -> io::Result<Self> {
+    fn new(
+        stream: TcpStream,
+        tls: Option<(Arc<rustls::ClientConfig>, ServerName<'static>)>,
+        end: Instant,
+    ) -> io::Result<Self> {
         let runtime = Builder::new_current_thread()
             .enable_io()
             .enable_time()
             .build()?;
         stream.set_nonblocking(true)?;
-        let requests = runtime.block_on(async {
-            let stream = TokioIo::new(tokio::net::TcpStream::from_std(stream)?);
+        let (requests, driver) = runtime.block_on(async {
+            let stream = tokio::net::TcpStream::from_std(stream)?;
+            let stream: Stream = match tls {
+                None => Box::new(stream),
+                Some((config, name)) => {
+                    let shaken = secure::connect(stream, config, name);
+                    let expired = |_| io::Error::from(io::ErrorKind::TimedOut);
+                    timeout_at(end.into(), shaken).await.map_err(expired)??
+                }
+            };
             let (requests, connection) = http1::Builder::new()
                 .title_case_headers(true)
                 .max_headers(MAX_FIELDS)
                 .max_buf_size(MAX_HEAD_BYTES)
-                .handshake(stream)
+                .handshake(TokioIo::new(stream))
                 .await
                 .map_err(io::Error::other)?;
-            // Its errors are those of the requests.
-            tokio::spawn(async { drop(connection.await) });
-            Ok::<_, io::Error>(requests)
+            // Its errors are those of the requests; what TLS has to say is kept.
+            let driver = tokio::spawn(async move {
+                let error = connection.await.err()?;
+                certificates::explain(&error)
+            });
+            Ok::<_, io::Error>((requests, driver))
         })?;
-        Ok(Self { requests, runtime })
+        Ok(Self {
+            requests,
+            driver,
+            runtime,
+        })
+    }
+
+    /// What TLS had to say to its end.
+    fn why(&mut self, end: Instant) -> Option<String> {
+        let Self {
+            driver, runtime, ..
+        } = self;
+        let ended = runtime.block_on(async { timeout_at(end.into(), driver).await });
+        ended.ok()?.ok()?
     }
 
     /// The answer may take until `end`, its body included.
     fn ask(&mut self, request: Request<Full<Bytes>>, end: Instant) -> Result<Answer, LineError> {
-        let Self { requests, runtime } = self;
+        let Self {
+            requests, runtime, ..
+        } = self;
         let expired = |_| LineError::TimedOut;
         runtime.block_on(async {
             // What has come meanwhile is seen first: a connection that was closed is sent nothing.
@@ -471,9 +615,11 @@ mod tests {
         assert!(
             good("http://127.0.0.1:7077") && good("http://[::1]:7077/") && good("http://head:80")
         );
+        assert!(good("https://a:1"));
         for bad in [
             "127.0.0.1:7077",
-            "https://a:1",
+            "https://a",
+            "ftp://a:1",
             "http://a",
             "http://:1",
             "http://a:0",

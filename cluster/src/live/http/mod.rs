@@ -4,6 +4,7 @@
 
 pub mod client;
 pub mod pages;
+mod secure;
 pub mod server;
 
 use hyper::Version;

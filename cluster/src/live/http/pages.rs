@@ -56,7 +56,7 @@ impl Site for Open {
         0
     }
 
-    fn turned_away(&self, _from: IpAddr) {}
+    fn turned_away(&self, _from: IpAddr, _why: Option<&str>) {}
 }
 
 /// Serve until the process ends. `page` may wait: it runs on a thread of its own, eight at a time.

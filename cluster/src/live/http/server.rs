@@ -9,6 +9,8 @@
 //! strangers, however many and however slow, cost a bounded part of one thread and some memory, and
 //! an honest client that authenticates at once gets through.
 //!
+//! With [TLS](Site::tls) the handshake is part of that, within the same time and the same places.
+//!
 //! *Admitted*: connections that have proved by the head of a request that they know the token
 //! ([`auth`]). Only they may send bodies, within [`BODY_BYTES`] for all together. Their requests
 //! are carried out on [`WORKERS`] further threads, which may wait for locks and disks.
@@ -45,6 +47,7 @@ use tokio::task::{AbortHandle, spawn_blocking, yield_now};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower_service::Service;
 
+use super::secure::{self, Stream};
 use super::{CODE_FIELD, MAX_BODY_BYTES, MAX_FIELDS, MAX_HEAD_BYTES, SCHEME, stays};
 use crate::live::auth::{self, Secret, Session, Signature};
 use crate::live::wire::HookId;
@@ -69,6 +72,9 @@ const PENDING_TIME: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(60);
 /// TIMEOUT: a message of megabytes takes well below a second on any link between hosts.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// TIMEOUT: who was believed an hour ago shows a certificate of today: a client connects anew, in
+/// its own pause, and loses nothing by that.
+pub const HOUR: Duration = Duration::from_secs(3600);
 /// TIMEOUT: connections that are closed give descriptors back within a moment.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(50);
 /// Where a session begins, with the client's nonce.
@@ -106,8 +112,32 @@ pub trait Site: Send + Sync {
     fn is_open(&self, method: &str, path: &str) -> bool;
     /// Bytes of the longest body that is taken there.
     fn body_limit(&self, method: &str, path: &str) -> usize;
-    /// A peer without the token was refused.
-    fn turned_away(&self, from: IpAddr);
+    /// A peer was refused: without the token, or for this reason.
+    fn turned_away(&self, from: IpAddr, why: Option<&str>);
+    /// `None`: connections are plain.
+    fn tls(&self) -> Option<&certificates::Server> {
+        None
+    }
+    /// Whether a peer that knows the token may ask for this.
+    ///
+    /// # Errors
+    /// Why not.
+    fn may(&self, _method: &str, _path: &str, _who: &Shown) -> Result<(), String> {
+        Ok(())
+    }
+    /// How long a connection with TLS may last.
+    fn lasts(&self) -> Duration {
+        HOUR
+    }
+}
+
+/// What a peer has shown of itself, beside that it knows the token.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Shown {
+    /// The names in its certificate, where one was demanded.
+    pub certificate: Option<Vec<String>>,
+    /// The node whose token it has, and not the hook's.
+    pub node: Option<String>,
 }
 
 /// Serve until the process ends. Returns only if the listener is broken.
@@ -220,6 +250,8 @@ impl Door {
             door: Arc::clone(self),
             number,
             from,
+            since: now,
+            shown: Mutex::default(),
             session: Mutex::default(),
             place: Mutex::default(),
             stage: Mutex::new(Stage::Pending(now + PENDING_TIME)),
@@ -230,6 +262,13 @@ impl Door {
         self.pending
             .lock()
             .insert(number, Pending { from, shown, task });
+    }
+
+    /// A pending connection has done something useful.
+    fn shows(&self, number: u64) {
+        if let Some(pending) = self.pending.lock().get_mut(&number) {
+            pending.shown = Instant::now();
+        }
     }
 
     /// Drops the connection that has been silent for longest, of the address that has most of them.
@@ -285,6 +324,8 @@ struct Peer {
     door: Arc<Door>,
     number: u64,
     from: IpAddr,
+    since: Instant,
+    shown: Mutex<Shown>,
     /// Both sides' proofs hold for this connection only.
     session: Mutex<Option<Session>>,
     /// Held once it is admitted.
@@ -323,6 +364,9 @@ impl Drop for Place {
 
 /// Requests and answers of one connection, until its end or its deadline.
 async fn converse(peer: Arc<Peer>, stream: TcpStream) {
+    // It is pending, with the deadline of that.
+    let begun = timeout(PENDING_TIME, begin(&peer, stream)).await;
+    let Ok(Some(stream)) = begun else { return };
     let watched = TokioIo::new(Watched {
         stream,
         peer: Arc::clone(&peer),
@@ -357,9 +401,45 @@ async fn converse(peer: Arc<Peer>, stream: TcpStream) {
     .await;
 }
 
+/// The beginning of a connection: TLS where there is TLS. `None`: it has ended, and its peer has
+/// heard why.
+async fn begin(peer: &Peer, stream: TcpStream) -> Option<Stream> {
+    let site = &peer.door.site;
+    let speaks_tls = secure::speaks_tls(&stream).await.ok()?;
+    let why = match (site.tls(), speaks_tls) {
+        (None, false) => return Some(Box::new(stream)),
+        (Some(tls), true) => match secure::accept(stream, tls).await {
+            Ok((stream, certificate)) => {
+                peer.shown.lock().certificate = certificate;
+                peer.door.shows(peer.number);
+                return Some(stream);
+            }
+            Err((why, stream)) => {
+                site.turned_away(peer.from, Some(&why));
+                secure::close(stream, &[]).await;
+                return None;
+            }
+        },
+        (None, true) => {
+            "it speaks TLS, and this port is plain: start the hook with --tls-cert and --tls-key, or write http:// there"
+        }
+        (Some(_), false) => "this port takes TLS alone: write https:// and the hook's authority",
+    };
+    site.turned_away(peer.from, Some(why));
+    let said = problem(400, why);
+    let length = said.body.len();
+    let mut answer = format!(
+        "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+    )
+    .into_bytes();
+    answer.extend(said.body);
+    secure::close(stream, &answer).await;
+    None
+}
+
 /// A connection's socket: tells how far the connection has come.
 struct Watched {
-    stream: TcpStream,
+    stream: Stream,
     peer: Arc<Peer>,
 }
 
@@ -421,6 +501,8 @@ enum Verdict {
     Open,
     /// Its sender knows the token.
     Genuine(Signature),
+    /// Its sender does, and may not ask for that.
+    Denied(Response),
 }
 
 impl Peer {
@@ -434,6 +516,12 @@ impl Peer {
             | Stage::Body(ends)
             | Stage::Answering(ends) => Some(ends),
         }
+    }
+
+    /// Whether it is time for another handshake.
+    fn is_old(&self) -> bool {
+        let site = &self.door.site;
+        site.tls().is_some() && self.since.elapsed() >= site.lasts()
     }
 
     /// Something came.
@@ -477,7 +565,11 @@ impl Peer {
             }
             Verdict::Genuine(signature) => {
                 let (said, code, taken) = self.carry_out(head, body, length, signature).await;
-                encode(said, Some(&code), keep && taken)
+                encode(said, Some(&code), keep && taken && !self.is_old())
+            }
+            Verdict::Denied(said) => {
+                let code = self.sign(&said);
+                encode(said, Some(&code), false)
             }
         };
         let mut stage = self.stage.lock();
@@ -506,20 +598,25 @@ impl Peer {
             && length == 0
             && session.is_none()
             && let Some(query) = path.strip_prefix(SESSION)
-            && let Some(nonce) = query.strip_prefix("?nonce=")
+            && let Some(query) = query.strip_prefix("?nonce=")
             && let Some((secret, hook)) = site.proof()
         {
+            let (nonce, node) = match query.split_once("&node=") {
+                Some((nonce, node)) => (nonce, Some(node)),
+                None => (query, None),
+            };
             if !auth::is_nonce(nonce) {
                 let text = "the nonce is not 64 hexadecimal digits";
                 return Verdict::Tell(problem(400, text));
             }
+            let of_node = node.map(|node| secret.of_node(node));
+            let secret = of_node.as_ref().unwrap_or(secret);
             let Ok((challenge, own)) = secret.answer(nonce, hook) else {
                 return Verdict::Tell(problem(503, "this host has no random numbers"));
             };
             *session = Some(own);
-            if let Some(pending) = self.door.pending.lock().get_mut(&self.number) {
-                pending.shown = Instant::now();
-            }
+            self.shown.lock().node = node.map(ToOwned::to_owned);
+            self.door.shows(self.number);
             let body = serde_json::to_vec(&challenge).unwrap_or_default();
             return Verdict::Began(Response { status: 200, body });
         }
@@ -537,6 +634,10 @@ impl Peer {
                 self.door.pending.lock().remove(&self.number);
             }
             *self.stage.lock() = Stage::Working;
+            if let Err(why) = site.may(method, path, &self.shown.lock()) {
+                site.turned_away(self.from, Some(&why));
+                return Verdict::Denied(problem(403, &why));
+            }
             return Verdict::Genuine(signature);
         }
         let text = if place.is_some() {
@@ -546,7 +647,7 @@ impl Peer {
         } else {
             "this is for those who know the hook's token and prove it; `sublet cluster` does with --token-file, docs/how-to/cluster.md says how"
         };
-        site.turned_away(self.from);
+        site.turned_away(self.from, None);
         Verdict::Tell(problem(401, text))
     }
 

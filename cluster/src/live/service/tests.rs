@@ -1,3 +1,5 @@
+mod tls;
+
 use axum::body::{Body, to_bytes};
 use tower_service::Service as _;
 

@@ -1,6 +1,6 @@
-//! Files that count as they are now: certificate, key and tokens of the TCP listener. Each is
-//! looked at when it is needed, and read again where it is another one or was written to; nobody
-//! has to send a signal. [`Followed`] is what such files say, and what holds while they are wrong.
+//! Files that count as they are now: certificates, keys, tokens. Each is looked at when it is
+//! needed, and read again where it is another one or was written to; nobody has to send a signal.
+//! [`Followed`] is what such files say, and what holds while they are wrong.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
@@ -76,6 +76,15 @@ impl Stamp {
         }
     }
 
+    /// Whether both are of one file in one state.
+    fn is_of_what(&self, other: &Self) -> bool {
+        let fresh = |stamp: &Self| Self {
+            is_fresh: true,
+            ..stamp.clone()
+        };
+        fresh(self) == fresh(other)
+    }
+
     /// Whether the file is certainly the same as when this stamp was taken.
     pub fn holds(&self, path: &Path) -> bool {
         let now = |meta| Self::of(&meta, SystemTime::now());
@@ -86,24 +95,57 @@ impl Stamp {
 /// What is read from some files, with the stamp of each.
 pub type Taken<T> = Result<(T, Vec<Stamp>), Wrong>;
 
-/// What some files say, as they are now.
-pub struct Followed<T> {
-    /// What they are, for the log.
-    what: &'static str,
-    paths: Vec<PathBuf>,
-    read: fn(&[PathBuf]) -> Taken<T>,
-    /// What of it ends what they said before; all else leaves that in force.
-    ends: fn(&Wrong) -> bool,
-    state: Mutex<State<T>>,
+/// What has changed about some files, once for each change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Notice<'a> {
+    /// They say something new.
+    Renewed,
+    /// They are as they should be again.
+    Mended,
+    /// They are wrong, for that reason; what they said before stays in force.
+    Kept(&'a str),
+    /// They are wrong, for that reason, and say nothing any more.
+    Ended(&'a str),
 }
 
-struct State<T> {
+/// In words for an operator, where the files are certificates.
+impl std::fmt::Display for Notice<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Renewed => {
+                f.write_str("the certificates are new ones: connections use them from now on")
+            }
+            Self::Mended => f.write_str("the certificates are as they should be again"),
+            Self::Kept(why) => write!(
+                f,
+                "{why}; the certificates that were read last stay in force"
+            ),
+            Self::Ended(why) => write!(f, "{why}; no connection is taken"),
+        }
+    }
+}
+
+/// How files are read.
+type Reader<T> = Box<dyn Fn(&[PathBuf]) -> Taken<T> + Send + Sync>;
+
+/// What some files say, as they are now.
+pub struct Followed<T> {
+    paths: Vec<PathBuf>,
+    read: Reader<T>,
+    /// What of it ends what they said before; all else leaves that in force.
+    ends: fn(&Wrong) -> bool,
+    tell: Box<dyn Fn(Notice<'_>) + Send + Sync>,
+    /// Held while files are read.
+    state: Mutex<State>,
+    /// `Err`: they say nothing, for that reason. Held for a moment only.
+    said: Mutex<Result<Arc<T>, String>>,
+}
+
+struct State {
     /// `None`: they were wrong when they were read last.
     stamps: Option<Vec<Stamp>>,
-    /// `Err`: they say nothing, for that reason.
-    said: Result<Arc<T>, String>,
-    /// What is wrong with them as they are now, as it was logged.
-    logged: String,
+    /// What is wrong with them as they are now, as it was reported.
+    reported: String,
 }
 
 impl<T> Followed<T> {
@@ -112,23 +154,23 @@ impl<T> Followed<T> {
     /// # Errors
     /// [`Wrong`]
     pub fn open(
-        what: &'static str,
         paths: Vec<PathBuf>,
-        read: fn(&[PathBuf]) -> Taken<T>,
+        read: impl Fn(&[PathBuf]) -> Taken<T> + Send + Sync + 'static,
         ends: fn(&Wrong) -> bool,
+        tell: impl Fn(Notice<'_>) + Send + Sync + 'static,
     ) -> Result<Self, Wrong> {
         let (said, stamps) = read(&paths)?;
         let state = State {
             stamps: Some(stamps),
-            said: Ok(Arc::new(said)),
-            logged: String::new(),
+            reported: String::new(),
         };
         Ok(Self {
-            what,
             paths,
-            read,
+            read: Box::new(read),
             ends,
+            tell: Box::new(tell),
             state: Mutex::new(state),
+            said: Mutex::new(Ok(Arc::new(said))),
         })
     }
 
@@ -145,37 +187,79 @@ impl<T> Followed<T> {
         if !state.stamps.as_ref().is_some_and(holds) {
             self.look(&mut state);
         }
-        state.said.clone()
+        drop(state);
+        self.held()
     }
 
-    fn look(&self, state: &mut State<T>) {
+    /// What they said when they were looked at last. This waits for no disk.
+    ///
+    /// # Errors
+    /// As [`Followed::now`].
+    pub fn held(&self) -> Result<Arc<T>, String> {
+        self.said.lock().clone()
+    }
+
+    fn look(&self, state: &mut State) {
+        let before = state.stamps.take();
         let wrong = match (self.read)(&self.paths) {
             Ok((said, stamps)) => {
-                (state.said, state.stamps) = (Ok(Arc::new(said)), Some(stamps));
+                let is_new = before.is_some_and(|before| {
+                    let mut all = before.iter().zip(&stamps);
+                    !all.all(|(before, now)| before.is_of_what(now))
+                });
+                *self.said.lock() = Ok(Arc::new(said));
+                state.stamps = Some(stamps);
+                if is_new && state.reported.is_empty() {
+                    (self.tell)(Notice::Renewed);
+                }
                 String::new()
             }
             Err(error) => {
-                state.stamps = None;
                 if (self.ends)(&error) {
-                    state.said = Err(error.to_string());
+                    *self.said.lock() = Err(error.to_string());
                 }
                 error.to_string()
             }
         };
-        if wrong == state.logged {
+        if wrong == state.reported {
             return;
         }
-        let what = self.what;
-        match (wrong.as_str(), &state.said) {
-            ("", _) => tracing::info!("{what}: as it should be again"),
-            (wrong, Ok(_)) => tracing::error!("{what}: {wrong}; what was read last stays in force"),
-            (wrong, Err(_)) => tracing::error!("{what}: {wrong}; nobody is let in over TCP"),
-        }
-        state.logged = wrong;
+        let has_ended = self.said.lock().is_err();
+        (self.tell)(match wrong.as_str() {
+            "" => Notice::Mended,
+            wrong if has_ended => Notice::Ended(wrong),
+            wrong => Notice::Kept(wrong),
+        });
+        state.reported = wrong;
     }
 }
 
-/// Reads a file whose owner is this process's user or root. `is_secret`: nobody else may read it.
+impl<T: Send + Sync + 'static> Followed<T> {
+    /// Has a thread look at them every so often, for as long as they are used: where those who need
+    /// them may not wait for a disk and go by [`Followed::held`].
+    ///
+    /// # Errors
+    /// There is no thread.
+    pub fn follow(self: &Arc<Self>, every: Duration) -> io::Result<()> {
+        let followed = Arc::downgrade(self);
+        std::thread::Builder::new()
+            .name("certificates".into())
+            .spawn(move || {
+                loop {
+                    std::thread::sleep(every);
+                    match followed.upgrade() {
+                        Some(followed) => drop(followed.now()),
+                        None => return,
+                    }
+                }
+            })?;
+        Ok(())
+    }
+}
+
+/// Reads a file whose owner is this process's user or root. `is_secret`: nobody else may read it,
+/// but for a group that root has let read its own file, which is how this process reads it:
+/// Kubernetes mounts secrets so.
 ///
 /// # Errors
 /// [`Wrong`]
@@ -217,7 +301,8 @@ pub fn read(path: &Path, is_secret: bool) -> Result<(Vec<u8>, Stamp), Wrong> {
             "change it: run `chmod go-w` on it",
         ),
     };
-    if mode & refused != 0 {
+    let by_group = is_secret && meta.uid() == 0 && ours != 0 && mode & 0o037 == 0;
+    if mode & refused != 0 && !by_group {
         return Err(not_safe(format!(
             "has mode {mode:04o}, so others can {want}"
         )));
@@ -299,7 +384,12 @@ mod tests {
             }
         };
         std::fs::write(&path, "one").expect("written");
-        let open = |ends| Followed::open("it", vec![path.clone()], read, ends).expect("read");
+        let reported = Arc::new(Mutex::new(Vec::new()));
+        let open = |ends| {
+            let reported = Arc::clone(&reported);
+            let tell = move |notice: Notice<'_>| reported.lock().push(format!("{notice:?}"));
+            Followed::open(vec![path.clone()], read, ends, tell).expect("read")
+        };
         let keeps = open(|_| false);
         let ends = open(|wrong| !matches!(wrong, Wrong::Text { .. }));
         let said = |followed: &Followed<String>| followed.now().map(|said| said.to_string());
@@ -314,9 +404,25 @@ mod tests {
         std::fs::write(&path, b"\xff").expect("written");
         assert!(said(&ends).is_err());
         std::fs::write(&path, "two").expect("written");
+        assert_eq!(keeps.held().as_deref().map(String::as_str), Ok("one"));
         for followed in [&keeps, &ends] {
             assert_eq!(said(followed).as_deref(), Ok("two"));
         }
+        std::fs::write(&path, "three").expect("written");
+        assert_eq!(said(&keeps).as_deref(), Ok("three"));
+        let reported = reported.lock();
+        let kinds: Vec<&str> = reported
+            .iter()
+            .filter_map(|one| one.split('(').next())
+            .collect();
+        // Of the first: no text, gone, no text again, mended, renewed. Of the second the same, but
+        // for what ends it and what does not bring it back.
+        assert_eq!(
+            kinds,
+            [
+                "Kept", "Kept", "Kept", "Ended", "Ended", "Mended", "Mended", "Renewed"
+            ]
+        );
     }
 
     #[test]

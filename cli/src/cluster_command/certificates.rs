@@ -1,0 +1,123 @@
+//! `sublet cluster certificates` and `node-token`: what hook and nodes know each other by.
+
+use std::fmt::Write as _;
+use std::time::SystemTime;
+
+use anyhow::{anyhow, bail};
+use certificates::{Lab, Purpose};
+use cluster::live::auth::{Secret, Token};
+use cluster::live::service;
+
+use super::args::{Certificates, NodeToken};
+
+/// What operators' certificates are for, where the hook has no --operator.
+pub const OPERATOR: &str = "operator";
+
+/// One to be made.
+struct Wanted {
+    /// Names of the files, without their ends.
+    file: String,
+    names: Vec<String>,
+    purpose: Purpose,
+    /// For whom, and by which flags.
+    used: String,
+}
+
+pub fn make(args: &Certificates) -> anyhow::Result<String> {
+    if args.hook.is_empty() && args.node.is_empty() && !args.operator {
+        bail!("whom for? give --hook HOST, --node NODE or --operator");
+    }
+    let wanted = wanted(args)?;
+    let now = SystemTime::now();
+    let lab = Lab::open(&args.dir, now)?;
+    // All or none: what is there is reported before anything is made.
+    if !args.renew {
+        for one in &wanted {
+            let (certificate, key) = lab.files(&one.file);
+            if let Some(there) = [certificate, key].into_iter().find(|file| file.exists()) {
+                bail!(
+                    "{} is there: --renew puts a new one in its place",
+                    there.display()
+                );
+            }
+        }
+    }
+    let mut text = String::new();
+    if lab.is_new {
+        let (certificate, key) = lab.files("ca");
+        let _ = writeln!(
+            text,
+            "{}: believe it on every host; {}: keep it where you make certificates",
+            certificate.display(),
+            key.display()
+        );
+    }
+    for one in &wanted {
+        let span = (now, args.days);
+        let (certificate, _) = lab.make(&one.file, &one.names, one.purpose, span, args.renew)?;
+        let _ = writeln!(
+            text,
+            "{} and its .key, {} days: {}",
+            certificate.display(),
+            args.days,
+            one.used
+        );
+    }
+    Ok(text)
+}
+
+fn wanted(args: &Certificates) -> anyhow::Result<Vec<Wanted>> {
+    let mut all = Vec::new();
+    if !args.hook.is_empty() {
+        all.push(Wanted {
+            file: "hook".into(),
+            names: args.hook.clone(),
+            purpose: Purpose::Server,
+            used: format!(
+                "the hook at {} (--tls-cert, --tls-key)",
+                args.hook.join(", ")
+            ),
+        });
+    }
+    if args.operator {
+        all.push(Wanted {
+            file: OPERATOR.into(),
+            names: vec![OPERATOR.into()],
+            purpose: Purpose::Client,
+            used: "users of `sublet cluster` (--cert-file, --key-file)".into(),
+        });
+    }
+    for node in &args.node {
+        control::check_name(node)
+            .map_err(|_| anyhow!("`{node}` is no name of a node: letters, digits, `-`, `.`"))?;
+        if node == OPERATOR {
+            bail!("`{OPERATOR}` is what operators are called: call the node something else");
+        }
+        let file = format!("node-{node}");
+        if all.iter().any(|one| one.file == file) {
+            bail!("node `{node}` is named twice");
+        }
+        all.push(Wanted {
+            file,
+            names: vec![node.clone()],
+            purpose: Purpose::Client,
+            used: format!("node {node} (--cluster-cert, --cluster-key)"),
+        });
+    }
+    Ok(all)
+}
+
+pub fn node_token(args: &NodeToken) -> anyhow::Result<String> {
+    control::check_name(&args.node).map_err(|_| anyhow!("`{}` is no name of a node", args.node))?;
+    let token = service::read_token(&args.token_file)?;
+    if Token::new(&token).node().is_some() {
+        bail!(
+            "{} has the token of a node: give the hook's own",
+            args.token_file.display()
+        );
+    }
+    Ok(format!(
+        "{}\n",
+        Secret::new(&token).token_of_node(&args.node)
+    ))
+}
