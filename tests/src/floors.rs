@@ -106,8 +106,8 @@ pub const CRATES: [Crate; 18] = [
             (
                 "names, sizes, spans",
                 &[
-                    "lib", "error", "events", "http", "name", "paths", "place", "profile",
-                    "schema", "size", "span", "timeline",
+                    "lib", "error", "events", "groups", "http", "name", "paths", "place",
+                    "profile", "schema", "size", "span", "timeline",
                 ],
             ),
             ("values; what a setting is", &["setting", "values"]),
@@ -184,6 +184,7 @@ pub const CRATES: [Crate; 18] = [
                     "clients",
                     "door",
                     "ended",
+                    "groups",
                     "lifetime",
                     "outsiders",
                     "parked",
@@ -225,6 +226,7 @@ pub const CRATES: [Crate; 18] = [
                     "disclosure",
                     "dormant",
                     "escaped",
+                    "group_turns",
                     "lifecycle",
                     "operator",
                     "residency_moves",
@@ -308,6 +310,7 @@ pub const CRATES: [Crate; 18] = [
                 "names; messages; amounts",
                 &[
                     "lib",
+                    "authority",
                     "container",
                     "files",
                     "fit",
@@ -340,7 +343,14 @@ pub const CRATES: [Crate; 18] = [
             ),
             (
                 "what is served",
-                &["device_plugin", "dra", "extender", "follow", "nri"],
+                &[
+                    "device_plugin",
+                    "dra",
+                    "extender",
+                    "follow",
+                    "nri",
+                    "timeslice",
+                ],
             ),
             ("the processes", &["serve"]),
         ],
@@ -401,6 +411,7 @@ pub const CRATES: [Crate; 18] = [
                     "demo",
                     "doctor",
                     "events",
+                    "groups",
                     "interfere",
                     "kernel",
                     "manual",
