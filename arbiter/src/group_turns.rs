@@ -27,6 +27,9 @@ use crate::who::Peer;
 /// frees the memory of a process that was killed within some seconds.
 const SETTLES_NS: u64 = 10_000_000_000;
 
+/// Between two looks for processes that have not come back yet.
+const LOOK_NS: u64 = 20_000_000;
+
 /// How far a turn is that comes.
 enum Progress {
     /// Memory is on its way.
@@ -367,6 +370,8 @@ impl Arbiter {
             .residency_of(id)
             .iter()
             .any(|one| !one.state.is_usable());
+        // One that has not come back to this arbiter yet was away where it was to be.
+        let was_away = was_away || self.is_missed(id, now_ns) && self.is_sent_away(id);
         let now_unix_ms = self.clock.unix_ms();
         self.groups.begin(key, id, was_away, (now_ns, now_unix_ms));
         let members = self.groups.get(key).map(|group| group.members.clone());
@@ -403,6 +408,14 @@ impl Arbiter {
             return None;
         };
         let settles_ns = since_ns.saturating_add(SETTLES_NS);
+        let missed = group
+            .members
+            .iter()
+            .filter(|one| self.is_missed(**one, now_ns));
+        if missed.count() > 0 {
+            // Where its memory is nobody knows yet; not for long.
+            return Some(now_ns.saturating_add(LOOK_NS));
+        }
         let progress = match self.progress(group, id) {
             Progress::TooLarge(_) if now_ns < settles_ns => return Some(settles_ns),
             Progress::TooLarge(why) => Progress::Fails(why),
@@ -456,6 +469,17 @@ impl Arbiter {
                 None
             }
         }
+    }
+
+    /// Whether processes of a job, attached to the arbiter before this one, are still expected.
+    fn is_missed(&self, id: TenantId, now_ns: u64) -> bool {
+        let tenant = self.ledger.get(id);
+        tenant.is_some_and(|tenant| !tenant.missing.is_empty() && now_ns < tenant.adopt_until_ns)
+    }
+
+    fn is_sent_away(&self, id: TenantId) -> bool {
+        let tenant = self.ledger.get(id);
+        tenant.is_some_and(|tenant| tenant.turn.is_away)
     }
 
     fn progress(&self, group: &Group, id: TenantId) -> Progress {

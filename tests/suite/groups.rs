@@ -43,6 +43,13 @@ fn tenant(sandbox: &Sandbox, name: &str, flags: &[&str]) -> ProgramRun {
     run
 }
 
+/// Ends a job, which is to end well.
+#[track_caller]
+fn well(run: ProgramRun) {
+    let outcome = run.finish();
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(0), ""));
+}
+
 fn control(sandbox: &Sandbox) -> Client {
     sandbox.control().expect("an arbiter")
 }
@@ -225,9 +232,9 @@ fn two_jobs_that_do_not_fit_together_take_turns_and_keep_what_they_have() {
         );
     }
     give_up(&sandbox, "a");
-    left.ended_well();
+    well(left);
     acquire(&sandbox, "bb");
-    right.ended_well();
+    well(right);
 }
 
 #[test]
@@ -255,12 +262,11 @@ fn who_dies_frees_the_turn_and_the_place_in_line_at_once() {
     assert!(acquired.acquired, "{acquired:?}");
     assert_eq!(json(&third.answer())["ready"], true);
     checked(&mut third);
-    let status = group(&sandbox);
-    assert_eq!(
-        (status.holder.as_deref(), status.members.len()),
-        (Some("ccc"), 1)
-    );
-    third.ended_well();
+    assert_eq!(group(&sandbox).holder.as_deref(), Some("ccc"));
+    wait_until("the others are members no more", || {
+        (group(&sandbox).members.len() == 1).then_some(())
+    });
+    well(third);
     wait_until("the group is gone with its last job", || {
         control(&sandbox).groups().ok()?.is_empty().then_some(())
     });
@@ -335,7 +341,7 @@ fn what_makes_no_sense_is_refused_and_says_why() {
     assert_eq!(status.holder.as_deref(), Some("out"));
     let turns: Vec<Turn> = status.members.iter().map(|member| member.turn).collect();
     assert_eq!(turns, [Turn::None, Turn::None, Turn::Holds]);
-    outside.ended_well();
+    well(outside);
     wait_until("its turn ends with it", || {
         group(&sandbox).holder.is_none().then_some(())
     });
@@ -618,7 +624,7 @@ fn programs_in_python_take_turns_by_grpc() {
     let outcome = Outcome::of(command.args(["-c", script]).arg(&socket)).succeeded();
     let lines: Vec<&str> = outcome.stdout.lines().collect();
     assert_eq!(lines, ["0801", "0801", "PERMISSION_DENIED"], "{outcome:#?}");
-    job.ended_well();
+    well(job);
 }
 
 /// A program in Python, in a job with these flags, or in none.
@@ -680,7 +686,7 @@ fn a_block_of_python_is_a_turn() {
     assert_eq!(lines[5], "True", "{outcome:#?}");
     let missed = "TurnTimeout job `book` has no turn of the group `rl`";
     assert!(lines[6].starts_with(missed), "{outcome:#?}");
-    other.ended_well();
+    well(other);
 
     // Outside of a job there is nobody to take turns with.
     let script = "import sublet\n\
