@@ -11,6 +11,7 @@ use kubernetes::grpc;
 use kubernetes::proto::timeslice as v1alpha1;
 use nix::time::{ClockId, clock_gettime};
 use serde_json::Value;
+use testbed::CommandWithin as _;
 use tests::{Artefacts, Outcome, PATIENCE, ProgramRun, Running, Sandbox, programs, wait_until};
 
 /// A device on which one of two jobs of 60 % fits.
@@ -595,8 +596,8 @@ fn programs_for_llm_ds_orchestrator_take_turns_here() {
 fn programs_in_python_take_turns_by_grpc() {
     let sandbox = Sandbox::new();
     let mut asked = Command::new("python3");
-    let is_there = asked.args(["-c", "import grpc"]).output();
-    if !is_there.is_ok_and(|output| output.status.success()) {
+    let asked = asked.args(["-c", "import grpc"]);
+    if !programs::exists("python3") || asked.output_within(PATIENCE).status.code() != Some(0) {
         println!("now: skipped, python3 has no grpc here (pip install grpcio)");
         return;
     }
