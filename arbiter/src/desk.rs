@@ -71,6 +71,11 @@ impl Counter {
         Ok(())
     }
 
+    /// Has the loop look whether somebody still waits for an answer.
+    pub fn wake(&self) {
+        self.bell.ring();
+    }
+
     /// One more connection is open, or one less.
     pub fn note_open(&self, on: bool) {
         // SYNC(open): a count and nothing else; no data is published by it.

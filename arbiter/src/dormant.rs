@@ -74,6 +74,7 @@ impl Arbiter {
             status: None,
             usages: Vec::new(),
         });
+        self.rest_in_group(id);
         self.publish_terms();
         self.persistence.mark_old();
         self.outsiders.count_at(now_ns);

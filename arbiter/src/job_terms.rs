@@ -46,14 +46,14 @@ impl Ledger {
                 let terms = Terms {
                     min_ppm: spec.settings.share_min.map_or(0, ppm),
                     max_ppm: spec.settings.share_max.map(ppm),
-                    paused: spec.paused,
+                    paused: spec.paused || tenant.turn.is_over,
                     gang: spec.settings.gang.unwrap_or(true),
                     deadline_ns: spec.settings.deadline_unix_ms().map(mono),
                     work_ns: spec.settings.work.map(control::Span::nanos),
                     residency: ResidencyTerms {
                         evictable: spec.evictable(),
                         overflow: spec.overflow() == Overflow::Host,
-                        kept_away: spec.evicted,
+                        kept_away: spec.evicted || tenant.turn.is_away,
                         host_bytes: self.host_limit_bytes(spec),
                         ..ResidencyTerms::default()
                     },

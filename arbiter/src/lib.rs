@@ -5,7 +5,8 @@
 //! `operator` answers requests, `device_control` those about devices and the quota file, `dispatch`
 //! runs the fast loop of each device, `residency` moves the memory of jobs, `violations` deals with
 //! jobs that harm the others, `dormant` with those of which only waiting processes are left,
-//! `escaped` with processes that got out of their job's limits, `behalf` with jobs that an engine
+//! `escaped` with processes that got out of their job's limits, `group_turns` with jobs that take
+//! turns by themselves, `behalf` with jobs that an engine
 //! such as Slurm registers for its users. Their state is in parts with
 //! private fields, which the first paragraph of each module describes: among them `door` and
 //! `clients`, `ledger`, `outsiders`, `persistence`, `rulebook`, `schedulers`, `profile` and
@@ -45,6 +46,8 @@ mod dormant;
 mod ended;
 mod escaped;
 mod ground;
+mod group_turns;
+mod groups;
 mod job_terms;
 mod journal;
 mod ledger;

@@ -21,7 +21,7 @@ use crate::peer;
 use crate::reactor::{Event, Interest, Poller};
 use crate::rulebook::is_this;
 use crate::serve::{ADOPT_NS, Arbiter};
-use crate::state::{SavedClient, SavedProcess, SavedTenant, State};
+use crate::state::{SavedClient, SavedProcess, SavedTenant, SavedTurn, State};
 use crate::tenant::{Missing, Tenant};
 
 impl Arbiter {
@@ -101,6 +101,7 @@ impl Arbiter {
             }
             self.journal.note_owner(tenant.id.0, tenant.uid);
             self.ledger.insert(tenant);
+            self.resume_turn(id, saved.turn.as_ref());
             // Those that have joined stand for it as well.
             self.watch_next(id);
             self.end_without_engine(id);
@@ -211,6 +212,7 @@ impl Arbiter {
         };
         self.journal
             .write("ended", tenant.about(), message, &fields);
+        self.leave_group(id, &tenant.spec.name);
         if let Some(mut status) = status {
             convert::at_rest(&mut status, control::JobState::Gone);
             status.dormant_processes = None;
@@ -264,6 +266,7 @@ impl Arbiter {
             container: tenant.container.clone(),
             registered_in: tenant.registered_in.clone(),
             unbound: tenant.spec.unbound,
+            turn: self.saved_turn(tenant),
         });
         State {
             tenants: tenants.collect(),
@@ -271,6 +274,16 @@ impl Arbiter {
             devices: self.rulebook.saved(),
             ..self.persistence.numbers()
         }
+    }
+
+    fn saved_turn(&self, tenant: &Tenant) -> Option<SavedTurn> {
+        let ((_, name), group) = self.groups.of(tenant.id)?;
+        Some(SavedTurn {
+            group: name.clone(),
+            holds: group.holder() == Some(tenant.id),
+            was_last: group.last == Some(tenant.id),
+            is_away: tenant.turn.is_away,
+        })
     }
 
     fn saved_clients(&self, tenant: &Tenant) -> Vec<SavedClient> {

@@ -68,6 +68,14 @@ impl Arbiter {
                 Ok(()) => return,
                 Err(error) => Err(error),
             },
+            Request::Acquire { job, acquire } => {
+                match self.acquire(number, &job, &acquire, &peer) {
+                    Ok(()) => return,
+                    Err(error) => Err(error),
+                }
+            }
+            Request::Yield { job, give_up } => self.give_up(&job, &give_up, &peer),
+            Request::Groups => Ok(Reply::Groups(self.groups_status())),
             Request::Config { pid, user } => {
                 let now_ns = self.clock.mono_ns();
                 if self.names.ask(peer.uid, now_ns) {
@@ -323,6 +331,11 @@ impl Arbiter {
             start_unix_ms,
         };
         self.go_by_rules(&mut spec, whose, false);
+        if let Some(group) = &spec.settings.group {
+            control::check_name(group).map_err(|error| {
+                ControlError::new(ErrorCode::Invalid, format!("`group`: {error}"))
+            })?;
+        }
         self.ledger
             .admit(&spec, None, (uid, &user, ceiling), &self.devices)
             .map_err(|refusal| convert::refusal(&refusal))?;
@@ -389,6 +402,7 @@ impl Arbiter {
         }
         self.journal.note_owner(id.0, uid);
         self.ledger.insert(tenant);
+        self.enter_group(id);
         self.ledger.keep_promises(now_ns);
         if let Some(left_out) = self.allowances.start(uid, now_ns) {
             if left_out > 0 {

@@ -49,6 +49,13 @@ impl Arbiter {
                     "start it with `sublet run --evictable`, or with evictable = true in the quota file",
                 ));
             }
+            if !*evict && tenant.turn.is_away {
+                let message = format!(
+                    "job `{name}` is away because another job of its group has the turn, or had it last"
+                );
+                return Err(ControlError::new(ErrorCode::Refused, message)
+                    .with_hint("it comes back with `sublet acquire`"));
+            }
             jobs.push((tenant.id, *evict));
         }
         let now_ns = self.clock.mono_ns();

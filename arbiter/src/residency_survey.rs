@@ -224,7 +224,12 @@ impl Arbiter {
                 ..Residence::default()
             });
         };
-        let reason = why(&residency_status);
+        let reason = match residency_status.standing {
+            Standing::KeptAway if tenant.turn.is_away && !tenant.spec.evicted => {
+                "another job of its group has the turn, or had it last".into()
+            }
+            _ => why(&residency_status),
+        };
         let figures = &residency_status.figures;
         Some(Residence {
             state: wire_state(residency_status.state),

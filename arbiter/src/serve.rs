@@ -12,13 +12,14 @@ use crate::clients::Clients;
 use crate::clock::{self, Clock};
 use crate::container::Origin;
 use crate::container_names::ContainerNames;
-use crate::descriptors::Descriptors;
+use crate::descriptors::{self, Descriptors};
 use crate::devices::Devices;
 use crate::discovery::Discovery;
 use crate::door::Door;
 use crate::ended::Ended;
 pub use crate::ground::Error;
 use crate::ground::Ground;
+use crate::groups::Groups;
 use crate::journal::{About, Journal};
 use crate::ledger::Ledger;
 use crate::lifetime::{FAILURES, Lifetime, Stopper};
@@ -49,6 +50,15 @@ const STALL_NS: u64 = 1_000_000_000;
 /// How long pages of an earlier arbiter may take to turn up. TIMEOUT: clients try again every
 /// second or so.
 pub(crate) const ADOPT_NS: u64 = 10_000_000_000;
+
+/// Requests for turns that may wait at a time: each keeps a connection of the API, of which there
+/// are four times as many, and fewer where there are few descriptors.
+const MOST_WAITING: u64 = 48;
+
+fn most_waiting() -> usize {
+    let most = descriptors::limit().map_or(MOST_WAITING, |limit| (limit / 16).min(MOST_WAITING));
+    usize::try_from(most).unwrap_or(2)
+}
 
 /// What ends an arbiter, and what has it read its quota file again.
 fn signal_sets() -> (SigSet, SigSet) {
@@ -122,6 +132,7 @@ pub struct Arbiter {
     pub(crate) profiles: Profiles,
     pub(crate) capacity: Capacity,
     pub(crate) moves: MoveQueue,
+    pub(crate) groups: Groups,
     pub(crate) persistence: Persistence,
     pub(crate) names: Names,
     pub(crate) container_names: ContainerNames,
@@ -211,6 +222,7 @@ impl Arbiter {
             profiles,
             capacity: Capacity::default(),
             moves: MoveQueue::default(),
+            groups: Groups::new(most_waiting()),
             persistence: Persistence::after(&state, state_file),
             names,
             container_names,
@@ -446,6 +458,9 @@ impl Arbiter {
         // Housekeeping may have changed what opens gates.
         self.step_dirty_schedulers();
         let move_requests_ns = self.step_moves(self.clock.mono_ns());
+        let groups_ns = self.step_groups(self.clock.mono_ns());
+        // A turn that begins or ends opens and closes gates.
+        self.step_dirty_schedulers();
         let save_ns = self.save_soon(self.clock.mono_ns());
         let quiet = self.clients.is_empty()
             && self.door.is_quiet()
@@ -466,6 +481,7 @@ impl Arbiter {
             .chain(housekeeping_ns)
             .chain(self.slow_work.profiles_ns())
             .chain(move_requests_ns)
+            .chain(groups_ns)
             .chain(save_ns)
             .min()
     }
@@ -564,6 +580,7 @@ impl Arbiter {
         self.look_after_dormant(now_ns);
         self.schedulers.form_gangs();
         self.look_for_offenders(now_ns);
+        self.look_for_turnless();
         self.door.make_ready();
         self.survey_residency(now_ns);
         self.inform_supervisor();

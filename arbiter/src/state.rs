@@ -101,6 +101,21 @@ pub struct SavedTenant {
     pub registered_in: String,
     /// Root has given it something.
     pub unbound: bool,
+    /// The group of jobs with which it takes turns; `None`: it is in none.
+    pub turn: Option<SavedTurn>,
+}
+
+/// What a job has to do with the turn of its group.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SavedTurn {
+    pub group: String,
+    /// It has the turn, or is about to.
+    pub holds: bool,
+    /// It had it last.
+    pub was_last: bool,
+    /// Its memory is to be away.
+    pub is_away: bool,
 }
 
 /// A process.

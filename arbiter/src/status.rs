@@ -235,6 +235,7 @@ impl Arbiter {
             .map(|scheduler| scheduler.record(id, now_ns))
             .collect();
         let demoted = record.iter().find_map(|(demoted, _)| *demoted);
+        let turn = self.turn_of(id);
         Some(JobStatus {
             name: tenant.spec.name.clone(),
             id: id.0,
@@ -303,6 +304,8 @@ impl Arbiter {
             resize: self.resize_status(tenant),
             container: container_of(tenant),
             capped: tenant.spec.bounds.capped.clone(),
+            turn: turn.as_ref().map(|(_, turn)| *turn),
+            group: turn.map(|(group, _)| group),
         })
     }
 

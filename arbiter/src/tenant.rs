@@ -98,8 +98,21 @@ pub struct Tenant {
     pub ending: Option<String>,
     /// What it had used of each device before it was dormant.
     pub usages: Vec<(usize, Usage)>,
+    /// What the turn of its group means for it.
+    pub turn: TurnTerms,
     /// Most memory ever held on each device, before the page that is there.
     peaks: [u64; MAX_DEVICES],
+}
+
+/// What the turn of its group means for a job; of a job in no group nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TurnTerms {
+    /// It is not its turn: its gate stays closed.
+    pub is_over: bool,
+    /// Another one's turn has begun since: its memory leaves.
+    pub is_away: bool,
+    /// It was reported that it waits for a turn that it has not asked for.
+    pub was_reported: bool,
 }
 
 /// What is left of a job without launcher and clients: it has neither share nor memory, and its
@@ -203,6 +216,7 @@ impl Tenant {
             escaped_count: 0,
             ending: None,
             usages: Vec::new(),
+            turn: TurnTerms::default(),
             peaks: [0; MAX_DEVICES],
         }
     }

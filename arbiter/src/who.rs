@@ -175,6 +175,7 @@ pub fn is_reading(request: &Request) -> bool {
     match request {
         Request::Status
         | Request::List
+        | Request::Groups
         | Request::Events { .. }
         | Request::Timeline { .. }
         | Request::Config { .. } => true,
@@ -182,6 +183,8 @@ pub fn is_reading(request: &Request) -> bool {
         | Request::Set { .. }
         | Request::SetDevice { .. }
         | Request::Move(_)
+        | Request::Acquire { .. }
+        | Request::Yield { .. }
         | Request::Reload
         | Request::Shutdown
         | Request::HookRefused { .. } => false,

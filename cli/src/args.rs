@@ -16,6 +16,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
   the command's own  once `sublet run` has started it
   0    done (`ps`, `top`, `events` and `metrics --once` also where no arbiter runs)
+  124  `sublet acquire` had no turn in time
   125  sublet itself failed: a bad flag, value or file, a refusal, no arbiter; nothing was started
   126  the command was found but cannot be executed
   127  the command was not found";
@@ -62,6 +63,14 @@ pub enum Command {
     /// Evict one job and restore another in one pass: the first frees the memory that the second
     /// needs
     Switch(Switch),
+    /// Wait for a job's turn in its group, and for its memory
+    Acquire(AcquireTurn),
+    /// Give a job's turn up: it stops until it has acquired again
+    Yield(YieldTurn),
+    /// Show the groups of jobs that take turns by themselves
+    Groups(ListGroups),
+    /// Serve these turns by the gRPC interface of llm-d's RL time slicing
+    Timeslice(Timeslice),
     /// Show driver, devices and quotas, and whether a command's driver calls are all seen
     Doctor(Doctor),
     /// Measure which jobs slow each other down on a GPU, and by how much
@@ -573,6 +582,54 @@ pub struct Switch {
     /// The job that comes
     #[arg(value_name = "IN")]
     pub back: String,
+}
+
+/// Ends with 0 where the job has the turn, with 124 where it did not come in time.
+#[derive(Debug, Args)]
+pub struct AcquireTurn {
+    /// Name of the job, as `sublet ps` shows it [default: the one that this command is part of]
+    #[arg(value_name = "NAME")]
+    pub job: Option<String>,
+    /// Group of jobs that take turns [default: the one that the job is in, else `default`]
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    pub group: Option<String>,
+    /// Give up waiting after this long
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "1h")]
+    pub timeout: Duration,
+    /// Print one JSON object: whether the job has the turn, how long it waited, and whether its
+    /// memory came back
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Returns at once. The job's memory stays until another job of the group asks for its turn.
+#[derive(Debug, Args)]
+pub struct YieldTurn {
+    /// Name of the job, as `sublet ps` shows it [default: the one that this command is part of]
+    #[arg(value_name = "NAME")]
+    pub job: Option<String>,
+    /// Fail where the job is not in this group
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    pub group: Option<String>,
+    /// Print one JSON object: how many jobs wait, and whether the job's memory stays
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ListGroups {
+    /// Print one JSON object: the groups
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// For programs that were written for llm-d's orchestrator. Serves root and its own user; job_id is
+/// the name of a job, group_id that of a group.
+#[derive(Debug, Args)]
+pub struct Timeslice {
+    /// Where to listen: `unix:FILE` for gRPC [default: timeslice.sock in the arbiter's directory]
+    #[arg(long, value_name = "FILE")]
+    pub socket: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -15,6 +15,7 @@ mod events;
 mod exit;
 mod file_limit;
 mod flags;
+mod groups;
 mod interfere;
 mod json;
 mod kernel;
@@ -106,6 +107,19 @@ fn main() -> ExitCode {
         Command::Evict(args) => return moved(moves::evict(&args)),
         Command::Restore(args) => return moved(moves::restore(&args)),
         Command::Switch(args) => return moved(moves::switch(&args)),
+        Command::Acquire(args) => {
+            return match groups::acquire(&args) {
+                Ok((text, true)) => show(&text),
+                Ok((text, false)) => {
+                    show(&text);
+                    ExitCode::from(groups::NO_TURN)
+                }
+                Err(failure) => fail(&failure),
+            };
+        }
+        Command::Yield(args) => groups::give_up(&args),
+        Command::Groups(args) => groups::list(&args),
+        Command::Timeslice(args) => groups::timeslice(&args),
         Command::Run(args) => Err(run::run(args)),
         Command::Ps(args) => ps::ps(&args),
         Command::Set(args) => set::set(&args),

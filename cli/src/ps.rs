@@ -3,9 +3,10 @@
 use control::paths::{RuntimeDir, Surroundings};
 use control::{
     ArbiterStatus, Client, ConfigStatus, DeviceStatus, EscapedProcess, JobStatus, PressureLevel,
-    Profile, SliceMode, short_bytes,
+    Profile, SliceMode, Turn, short_bytes,
 };
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::args::Ps;
@@ -130,6 +131,7 @@ fn text_of(status: &ArbiterStatus) -> String {
     }
     text += &table.render();
     text += &residences_of(status);
+    text += &groups_of(status);
     for job in &status.jobs {
         if let Some(living) = job.dormant_processes {
             text += &format!(
@@ -175,6 +177,28 @@ pub fn escaped_line(job: &JobStatus, process: &EscapedProcess) -> String {
         short_bytes(process.used_bytes),
         process.reason
     )
+}
+
+/// A line for each group of jobs that take turns.
+fn groups_of(status: &ArbiterStatus) -> String {
+    let mut groups: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
+    for job in &status.jobs {
+        if let (Some(group), Some(turn)) = (&job.group, job.turn) {
+            let what = match turn {
+                Turn::Holds => "has the turn",
+                Turn::Comes => "is about to have it",
+                Turn::Waits => "waits for it",
+                Turn::None => "has not asked for it",
+                Turn::Unknown => "may wait for it",
+            };
+            let members = groups.entry((group, &job.user)).or_default();
+            members.push(format!("{} {what}", job.name));
+        }
+    }
+    let line = |((group, user), members): (&(&str, &str), &Vec<String>)| {
+        format!("group {group} of {user}: {}\n", members.join(", "))
+    };
+    groups.iter().map(line).collect()
 }
 
 /// Where the memory of evictable jobs is; nothing where there are none.

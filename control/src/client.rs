@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::config::ConfigReport;
 use crate::device::DeviceSettings;
 use crate::error::{ControlError, ErrorCode, one_line};
+use crate::groups::{Acquire, Acquired, GiveUp, GroupStatus, Yielded};
 use crate::http::{Answer, Http, NoAnswer};
 use crate::paths::OLDER_SOCKET;
 use crate::report::{ArbiterStatus, DeviceStatus, Event, JobStatus, Registered, Reloaded};
@@ -170,14 +171,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::Refused`]: no such job, not yours, or no space.
     pub fn set(&mut self, job: &str, change: Change) -> Result<JobStatus, ClientError> {
-        // Nothing stands at such a path, and no job has such a name.
-        if job.is_empty() || job.len() > NAME_BYTES {
-            let shown = one_line(job, SHOWN_CHARS);
-            let error =
-                ControlError::new(ErrorCode::NoSuchJob, format!("no job is named `{shown}`"));
-            return Err(error.with_hint("see `sublet ps`").into());
-        }
-        self.send("PATCH", &format!("/v1/jobs/{}", escaped(job)), &change)
+        self.send("PATCH", &path_of(job)?, &change)
     }
 
     /// Changes how a device is run, or every device (`None`), and returns those as they then stand.
@@ -230,6 +224,39 @@ impl Client {
     /// [`ClientError::Refused`]: no such job, not yours, not evictable.
     pub fn move_jobs(&mut self, moves: &Moves) -> Result<Moved, ClientError> {
         self.send("POST", "/v1/moves", moves)
+    }
+
+    /// Has a job wait for the turn of its group. The client's own deadline has to allow for that.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`]: no such job, not yours, no turn in time.
+    pub fn acquire(&mut self, job: &str, acquire: &Acquire) -> Result<Acquired, ClientError> {
+        self.send("POST", &format!("{}/acquire", path_of(job)?), acquire)
+    }
+
+    /// Gives a job's turn up.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`]: no such job, not yours, or it has no turn.
+    pub fn give_up(&mut self, job: &str, give_up: &GiveUp) -> Result<Yielded, ClientError> {
+        self.send("POST", &format!("{}/yield", path_of(job)?), give_up)
+    }
+
+    /// The groups of jobs that take turns.
+    ///
+    /// # Errors
+    /// As every request: [`ClientError`].
+    pub fn groups(&mut self) -> Result<Vec<GroupStatus>, ClientError> {
+        self.get("/v1/groups")
+    }
+
+    /// What ends the connection from another thread: a request that waits then fails, and the
+    /// arbiter forgets it.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn hang_up_handle(&self) -> io::Result<UnixStream> {
+        self.http.socket().try_clone()
     }
 
     /// # Errors
@@ -345,6 +372,19 @@ struct Refused {
 
 fn is_code(error: &ControlError, code: &str) -> bool {
     matches!(&error.code, ErrorCode::Other(other) if other == code)
+}
+
+/// The path of a job.
+///
+/// # Errors
+/// Nothing stands at such a path, and no job has such a name.
+fn path_of(job: &str) -> Result<String, ClientError> {
+    if job.is_empty() || job.len() > NAME_BYTES {
+        let shown = one_line(job, SHOWN_CHARS);
+        let error = ControlError::new(ErrorCode::NoSuchJob, format!("no job is named `{shown}`"));
+        return Err(error.with_hint("see `sublet ps`").into());
+    }
+    Ok(format!("/v1/jobs/{}", escaped(job)))
 }
 
 /// Text as a part of a path, or as a value of a parameter.
@@ -526,7 +566,7 @@ mod tests {
         let list = answer(200, &json!([]));
         let answers = [
             &object, &object, &list, &object, &list, &list, &object, &object, &object, &object,
-            &object, &list, &object, &object,
+            &object, &list, &object, &object, &object, &object, &list,
         ];
         let server = fixture.serve(answers.map(Clone::clone).into());
         let mut client = fixture.client();
@@ -557,6 +597,13 @@ mod tests {
         client.events(7, 3).unwrap();
         client.timeline(1, 9).unwrap();
         client.hook_refused("http://x", "why").unwrap();
+        let acquire = Acquire {
+            timeout_ms: 7,
+            ..Acquire::default()
+        };
+        client.acquire("a/b", &acquire).unwrap();
+        client.give_up("a", &GiveUp::default()).unwrap();
+        client.groups().unwrap();
         let wanted = [
             ("GET /v1/status", json!(null)),
             ("POST /v1/jobs", json!({"command": vec!["a\nb"; 32]})),
@@ -578,6 +625,9 @@ mod tests {
                 "POST /v1/hook-refusals",
                 json!({"hook": "http://x", "reason": "why"}),
             ),
+            ("POST /v1/jobs/a%2Fb/acquire", json!({"timeout_ms": 7})),
+            ("POST /v1/jobs/a/yield", json!({})),
+            ("GET /v1/groups", json!(null)),
         ];
         let wanted = wanted.map(|(first, body)| (format!("{first} HTTP/1.1"), body));
         assert_eq!(testbed::join(server), wanted);

@@ -50,6 +50,8 @@ pub enum ErrorCode {
     NoSuchJob,
     /// No device answers to that selector.
     NoSuchDevice,
+    /// No job is in a group of that name.
+    NoSuchGroup,
     /// Well-formed, but the arbiter will not do it: shares above 1, quota above the device, a
     /// ceiling.
     Refused,
@@ -89,9 +91,10 @@ impl ErrorCode {
     pub const NOT_FOUND: &'static str = "not_found";
 
     /// Those of this version.
-    pub const KNOWN: [Self; 8] = [
+    pub const KNOWN: [Self; 9] = [
         Self::NoSuchJob,
         Self::NoSuchDevice,
+        Self::NoSuchGroup,
         Self::Refused,
         Self::Invalid,
         Self::VersionMismatch,
@@ -106,6 +109,7 @@ impl From<String> for ErrorCode {
         match code.as_str() {
             "no_such_job" => Self::NoSuchJob,
             "no_such_device" => Self::NoSuchDevice,
+            "no_such_group" => Self::NoSuchGroup,
             "refused" => Self::Refused,
             "invalid" => Self::Invalid,
             "version_mismatch" => Self::VersionMismatch,
@@ -122,6 +126,7 @@ impl From<ErrorCode> for String {
         match code {
             ErrorCode::NoSuchJob => "no_such_job".into(),
             ErrorCode::NoSuchDevice => "no_such_device".into(),
+            ErrorCode::NoSuchGroup => "no_such_group".into(),
             ErrorCode::Refused => "refused".into(),
             ErrorCode::Invalid => "invalid".into(),
             ErrorCode::VersionMismatch => "version_mismatch".into(),

@@ -18,7 +18,7 @@ const fn kind(word: &'static str, plain: &'static str) -> EventKind {
 }
 
 /// All of them: the arbiter's own, those of jobs, of processes, of memory, of trouble.
-pub const EVENT_KINDS: [EventKind; 42] = [
+pub const EVENT_KINDS: [EventKind; 46] = [
     kind("start", "arbiter started"),
     kind("stop", "arbiter stopped"),
     kind("reload", "quota file read"),
@@ -47,6 +47,10 @@ pub const EVENT_KINDS: [EventKind; 42] = [
     kind("not_fitted", "not fitted"),
     kind("parked", "parked"),
     kind("unparked", "no longer parked"),
+    kind("turn_begun", "turn begun"),
+    kind("turn_over", "turn over"),
+    kind("turn_missed", "no turn in time"),
+    kind("turn_needed", "has no turn"),
     kind("host_memory", "host memory short"),
     kind("no_hashes", "copies everything"),
     kind("misbehaviour", "misbehaviour"),

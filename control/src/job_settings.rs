@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::kinds::{Count, Devices, Flag, FromNow, Share, Size, Time, Word};
+use crate::kinds::{Count, Devices, Flag, FromNow, Name, Share, Size, Time, Word};
 use crate::span::short_span;
 use crate::values::{Class, Deadline, DeviceSelector, FailMode, OnRefusal, Overflow};
 
@@ -52,6 +52,9 @@ crate::settings! {
         /// Host memory that the job may take for what is not on its devices, or a part of the
         /// host's ("10%"); needs `evictable`.
         host_memory: Size, unset "no limit of its own", live, capped;
+        /// Group of jobs that take turns by themselves: the job may not use its devices until it
+        /// has acquired the group's turn.
+        group: Name, unset "none";
         /// Submissions that make one iteration of the job.
         iteration_launches: Count<1, { u64::MAX }>, unset "found out from the launches";
     }

@@ -8,6 +8,8 @@ use serde_json::{Value as Json, json};
 use utoipa::PartialSchema;
 use utoipa::openapi::{RefOr, Schema};
 
+use crate::error::one_line;
+use crate::name::{NAME_MAX_BYTES, check_name};
 use crate::setting::{Form, Kind};
 use crate::size::MemLimit;
 use crate::span::{Span, parse_span, short_span};
@@ -127,6 +129,37 @@ impl<T: Words> Kind for Word<T> {
 
     fn schema() -> Json {
         json!({ "enum": T::PLACEHOLDER.split('|').collect::<Vec<_>>() })
+    }
+}
+
+/// A name of one's own choice, as jobs have them.
+#[derive(Debug)]
+pub struct Name;
+
+impl Kind for Name {
+    type Value = String;
+
+    fn travels() -> RefOr<Schema> {
+        <Self::Value as PartialSchema>::schema()
+    }
+
+    const PLACEHOLDER: &'static str = "NAME";
+    const FORMS: &'static [Form] = &[Form::Text];
+    const EXAMPLE: &'static str = "\"rl\"";
+
+    fn parse(text: &str) -> Result<String, String> {
+        let good = check_name(text).is_ok();
+        good.then(|| text.to_owned()).ok_or_else(|| {
+            format!("`{}` is no name: write 1 to {NAME_MAX_BYTES} letters, digits, `.`, `_` or `-`, beginning with a letter or digit", one_line(text, 80))
+        })
+    }
+
+    fn schema() -> Json {
+        json!({
+            "type": "string",
+            "pattern": r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+            "examples": ["rl"],
+        })
     }
 }
 

@@ -16,6 +16,7 @@ mod device;
 pub mod environment;
 mod error;
 mod events;
+mod groups;
 mod http;
 mod job_settings;
 pub mod kinds;
@@ -44,6 +45,9 @@ pub use config::{ConfigReport, ConfigStatus, ConfigValue, ConfigWatch};
 pub use device::DeviceSettings;
 pub use error::{ControlError, ErrorCode, one_line};
 pub use events::{EVENT_KINDS, EventKind};
+pub use groups::{
+    Acquire, Acquired, DEFAULT_GROUP, GiveUp, GroupMember, GroupState, GroupStatus, Turn, Yielded,
+};
 pub use job_settings::{Contradiction, JobSettings};
 pub use layers::{Bounds, Capped, InForce, Layer, in_force, text_of};
 pub use name::{BadName, NAME_MAX_BYTES, check_name, name_from_command};

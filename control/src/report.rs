@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::config::ConfigStatus;
+use crate::groups::Turn;
 use crate::job_settings::JobSettings;
 use crate::layers::Capped;
 use crate::profile::Profile;
@@ -136,6 +137,10 @@ pub struct JobStatus {
     pub container: Option<ContainerStatus>,
     /// Settings that it, or its owner, asked for and that quota files cap.
     pub capped: Vec<Capped>,
+    /// The group of jobs with which it takes turns; `None`: it is in none.
+    pub group: Option<String>,
+    /// What it has to do with the turn of its group.
+    pub turn: Option<Turn>,
 }
 
 /// A container, as its control group and its engine say.

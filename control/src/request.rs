@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use crate::config::ConfigReport;
 use crate::device::DeviceSettings;
+use crate::groups::{Acquire, Acquired, GiveUp, GroupStatus, Yielded};
 use crate::job_settings::JobSettings;
 use crate::layers::Layer;
 use crate::report::{ArbiterStatus, DeviceStatus, Event, JobStatus, Registered, Reloaded};
@@ -37,6 +38,12 @@ pub enum Request {
     /// Moves jobs between device and host; answered when all of them have arrived or cannot. ->
     /// [`Reply::Moved`]
     Move(Moves),
+    /// Has a job wait for the turn of its group; answered when it has it. -> [`Reply::Acquired`]
+    Acquire { job: String, acquire: Acquire },
+    /// Gives a job's turn up. -> [`Reply::Yielded`]
+    Yield { job: String, give_up: GiveUp },
+    /// The groups of jobs that take turns. -> [`Reply::Groups`]
+    Groups,
     /// Reads the quota file again; if it is wrong, the arbiter goes on as before. ->
     /// [`Reply::Reloaded`]
     Reload,
@@ -72,7 +79,7 @@ pub enum Request {
 impl Request {
     /// One of each kind, for tests.
     #[doc(hidden)]
-    pub fn one_of_each() -> [Self; 12] {
+    pub fn one_of_each() -> [Self; 15] {
         [
             Self::Status,
             Self::Register(JobSpec::default()),
@@ -86,6 +93,15 @@ impl Request {
                 settings: DeviceSettings::default(),
             },
             Self::Move(Moves::default()),
+            Self::Acquire {
+                job: String::new(),
+                acquire: Acquire::default(),
+            },
+            Self::Yield {
+                job: String::new(),
+                give_up: GiveUp::default(),
+            },
+            Self::Groups,
             Self::Reload,
             Self::Config {
                 pid: None,
@@ -121,6 +137,9 @@ pub enum Reply {
     Devices(Vec<DeviceStatus>),
     Reloaded(Reloaded),
     Moved(Moved),
+    Acquired(Acquired),
+    Yielded(Yielded),
+    Groups(Vec<GroupStatus>),
     Config(Box<ConfigReport>),
     ShuttingDown,
     Events(Vec<Event>),
@@ -247,6 +266,6 @@ mod tests {
             logged["kind"].as_str().unwrap().to_owned()
         });
         assert_eq!(kinds[0], "status");
-        assert_eq!(kinds[11], "hook_refused");
+        assert_eq!(kinds[14], "hook_refused");
     }
 }

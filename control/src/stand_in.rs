@@ -114,6 +114,15 @@ impl Asked {
                 limit: u32::try_from(number("limit")?).ok()?,
             },
             ("POST", ["v1", "moves"]) => Request::Move(self.json()?),
+            ("POST", ["v1", "jobs", job, "acquire"]) => Request::Acquire {
+                job: (*job).to_owned(),
+                acquire: self.json()?,
+            },
+            ("POST", ["v1", "jobs", job, "yield"]) => Request::Yield {
+                job: (*job).to_owned(),
+                give_up: self.json()?,
+            },
+            ("GET", ["v1", "groups"]) => Request::Groups,
             ("GET", ["v1", "events"]) => Request::Events {
                 since_seq: number("since_seq")?,
                 limit: u32::try_from(number("limit")?).ok()?,
@@ -165,6 +174,9 @@ pub fn answer(result: &Result<Reply, ControlError>) -> Vec<u8> {
         Ok(Reply::Devices(devices)) => json!(devices),
         Ok(Reply::Reloaded(reloaded)) => json!(reloaded),
         Ok(Reply::Moved(moved)) => json!(moved),
+        Ok(Reply::Acquired(acquired)) => json!(acquired),
+        Ok(Reply::Yielded(yielded)) => json!(yielded),
+        Ok(Reply::Groups(groups)) => json!(groups),
         Ok(Reply::Config(report)) => json!(report),
         Ok(Reply::Events(events)) => json!(events),
         Ok(Reply::Timeline(timeline)) => json!(timeline),

@@ -25,6 +25,7 @@ use tonic::body::Body;
 use tonic_prost::ProstCodec;
 use tower_service::Service as Tower;
 
+use crate::authority::Plain;
 use crate::sockets::{is_passing, may_call};
 
 /// Longest message. A pod's list of devices has some hundred lines.
@@ -32,7 +33,7 @@ const LONGEST: usize = 1 << 20;
 /// Longest answer that is read: a list of all pods of a node.
 const LONGEST_ANSWER: usize = 16 << 20;
 /// Connections to one socket. A kubelet has one or two.
-const CONNECTIONS: usize = 16;
+pub const CONNECTIONS: usize = 16;
 /// Calls of one connection at a time.
 const STREAMS: u32 = 32;
 /// Bytes of the head of one call.
@@ -51,12 +52,16 @@ pub trait Service: Send + Sync + 'static {
     fn answer(self: Arc<Self>, path: String, call: Call) -> Answering;
 }
 
-/// Serves a listener until its socket is broken.
+/// Serves a listener, so many connections at a time, until its socket is broken.
 ///
 /// # Errors
 /// The listener's.
-pub async fn serve(listener: UnixListener, service: Arc<dyn Service>) -> io::Error {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+pub async fn serve(
+    listener: UnixListener,
+    service: Arc<dyn Service>,
+    connections: usize,
+) -> io::Error {
+    let places = Arc::new(Semaphore::new(connections));
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -69,7 +74,7 @@ pub async fn serve(listener: UnixListener, service: Arc<dyn Service>) -> io::Err
         if !may_call(&stream) {
             continue;
         }
-        // Dropped where there is none: who holds sixteen open is no kubelet.
+        // Dropped where there is none: nobody who means well holds so many open.
         let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
             continue;
         };
@@ -86,7 +91,9 @@ pub async fn serve(listener: UnixListener, service: Arc<dyn Service>) -> io::Err
                 .max_concurrent_streams(STREAMS)
                 .max_header_list_size(HEAD);
             // A peer that breaks the protocol, or goes: its connection is over, and nothing else.
-            let _ = builder.serve_connection(TokioIo::new(stream), answer).await;
+            let _ = builder
+                .serve_connection(TokioIo::new(Plain::new(stream)), answer)
+                .await;
             drop(place);
         });
     }
@@ -107,6 +114,20 @@ where
         let answered = tokio::task::spawn_blocking(move || answer(question)).await;
         answered.unwrap_or_else(|_| Err(Status::internal("a bug of the plugin; see its log")))
     });
+    Box::pin(async move { grpc.unary(handler, call).await })
+}
+
+/// Answers a call with one message, when that is there. Where the caller hangs up before that, what
+/// `answer` has returned is dropped.
+pub fn later<Q, A, F>(call: Call, answer: impl FnOnce(Q) -> F + Send + 'static) -> Answering
+where
+    Q: prost::Message + Default + 'static,
+    A: prost::Message + Default + 'static,
+    F: Future<Output = Result<A, Status>> + Send + 'static,
+{
+    let codec = ProstCodec::<A, Q>::default();
+    let mut grpc = tonic::server::Grpc::new(codec).max_decoding_message_size(LONGEST);
+    let handler = Handler::new(answer);
     Box::pin(async move { grpc.unary(handler, call).await })
 }
 

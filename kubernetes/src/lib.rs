@@ -18,6 +18,7 @@ pub(crate) use say;
 
 pub mod advice;
 pub mod api;
+pub mod authority;
 pub mod cdi;
 pub mod claim;
 pub mod container;
@@ -44,6 +45,7 @@ pub mod serve;
 pub mod shares;
 pub mod slices;
 pub mod sockets;
+pub mod timeslice;
 pub mod ttrpc;
 pub mod units;
 

@@ -115,7 +115,7 @@ impl Served {
         self.identity = sockets::identity(&self.path);
         let service = Arc::clone(&self.service);
         self.task = Some(tokio::spawn(async move {
-            let error = grpc::serve(listener, service).await;
+            let error = grpc::serve(listener, service, grpc::CONNECTIONS).await;
             crate::say!("a socket takes no connections any more: {error}");
         }));
         Ok(true)

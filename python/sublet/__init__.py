@@ -12,7 +12,8 @@
 auto() does that by itself where an optimizer of PyTorch has stepped. run() starts a command as a job, quota() changes the limits of
 the job that this process is, for a while.
 
-Pipeline(model) lets an evicted model compute as soon as its first layers are back.
+Pipeline(model) lets an evicted model compute as soon as its first layers are back. acquire(), yield_() and turn() are for jobs that take
+turns at a GPU by themselves.
 
 Outside of a job of `sublet run` all but run() does nothing, and quota() is an error. Nothing is imported but the standard library, and
 nothing is loaded: the functions are looked up in the library that `sublet run` has put into the process already.
@@ -28,8 +29,24 @@ from .pipeline import Pipeline
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .jobs import SubletError, job, quota, run
+    from .turns import TurnTimeout, acquire, turn, yield_
 
-__all__ = ["Pipeline", "SubletError", "active", "auto", "job", "quota", "resize_ready", "resize_requested", "run", "step"]
+__all__ = [
+    "Pipeline",
+    "SubletError",
+    "TurnTimeout",
+    "acquire",
+    "active",
+    "auto",
+    "job",
+    "quota",
+    "resize_ready",
+    "resize_requested",
+    "run",
+    "step",
+    "turn",
+    "yield_",
+]
 
 # How often a job that is ready to be stopped looks whether it still is to be, in seconds.
 _LOOK_S = 0.02
@@ -107,4 +124,8 @@ def __getattr__(name):
         from . import jobs
 
         return getattr(jobs, name)
+    if name in ("TurnTimeout", "acquire", "turn", "yield_"):
+        from . import turns
+
+        return getattr(turns, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

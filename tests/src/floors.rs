@@ -106,8 +106,8 @@ pub const CRATES: [Crate; 19] = [
             (
                 "names, sizes, spans",
                 &[
-                    "lib", "error", "events", "http", "name", "paths", "place", "profile",
-                    "schema", "size", "span", "timeline",
+                    "lib", "error", "events", "groups", "http", "name", "paths", "place",
+                    "profile", "schema", "size", "span", "timeline",
                 ],
             ),
             ("values; what a setting is", &["setting", "values"]),
@@ -196,6 +196,7 @@ pub const CRATES: [Crate; 19] = [
                     "clients",
                     "door",
                     "ended",
+                    "groups",
                     "lifetime",
                     "outsiders",
                     "parked",
@@ -237,6 +238,7 @@ pub const CRATES: [Crate; 19] = [
                     "disclosure",
                     "dormant",
                     "escaped",
+                    "group_turns",
                     "lifecycle",
                     "operator",
                     "residency_moves",
@@ -320,6 +322,7 @@ pub const CRATES: [Crate; 19] = [
                 "names; messages; amounts",
                 &[
                     "lib",
+                    "authority",
                     "container",
                     "files",
                     "fit",
@@ -352,7 +355,14 @@ pub const CRATES: [Crate; 19] = [
             ),
             (
                 "what is served",
-                &["device_plugin", "dra", "extender", "follow", "nri"],
+                &[
+                    "device_plugin",
+                    "dra",
+                    "extender",
+                    "follow",
+                    "nri",
+                    "timeslice",
+                ],
             ),
             ("the processes", &["serve"]),
         ],
@@ -413,6 +423,7 @@ pub const CRATES: [Crate; 19] = [
                     "demo",
                     "doctor",
                     "events",
+                    "groups",
                     "interfere",
                     "kernel",
                     "manual",

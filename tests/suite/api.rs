@@ -248,6 +248,10 @@ fn expected(method: &str, path: &str) -> Option<(Option<Value>, [u64; 4])> {
         // Each registers itself.
         ("POST", "/v1/jobs") => (Some(json!({"simulated": true})), [201; 4]),
         ("PATCH", "/v1/jobs/{job}") => (Some(json!({"paused": true})), OWNS),
+        ("GET", "/v1/groups" | "/v1/groups/{group}") => (None, ALL),
+        ("POST", "/v1/jobs/{job}/acquire") => (Some(json!({"timeout_ms": 60_000})), OWNS),
+        // There is one turn to give up.
+        ("POST", "/v1/jobs/{job}/yield") => (Some(json!({"group": "rl"})), [200, 403, 409, 409]),
         ("POST", "/v1/moves") => (Some(json!({"evict": ["owned"]})), OWNS),
         ("GET", "/v1/config") => (None, OWNS),
         ("PATCH", "/v1/devices" | "/v1/devices/{device}") => {
@@ -287,7 +291,7 @@ fn every_operation_is_open_to_those_who_may_and_to_nobody_else() {
     let names = ["the owner", "another user", "root", "the arbiter's user"];
     let mut callers = [OWNER, OTHER, 0, ARBITER].map(|uid| host.caller(uid));
     let job = json!({
-        "name": "owned", "simulated": true, "evictable": true,
+        "name": "owned", "simulated": true, "evictable": true, "group": "rl",
         "command": ["train", SECRET],
     });
     let (status, registered) = callers[0].ask("POST", "/v1/jobs", Some(&job));
@@ -308,6 +312,7 @@ fn every_operation_is_open_to_those_who_may_and_to_nobody_else() {
         let row = expected(method, path);
         let (body, statuses) = row.unwrap_or_else(|| panic!("no row for {method} {path}"));
         let mut asked = path.replace("{job}", "owned").replace("{device}", "0");
+        asked = asked.replace("{group}", "rl");
         match path.as_str() {
             "/v1/config" => asked += &format!("?pid={pid}"),
             "/v1/events/stream" => asked += "?since_seq=0",

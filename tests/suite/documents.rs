@@ -317,6 +317,11 @@ fn the_commands_of_the_page_on_encryption_run() {
 }
 
 #[test]
+fn the_commands_for_jobs_that_take_turns_run() {
+    commands_of_a_page_run("how-to/take-turns.md");
+}
+
+#[test]
 fn the_commands_for_those_who_come_from_others_run() {
     commands_of_a_page_run("how-to/coming-from.md");
 }

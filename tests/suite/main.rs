@@ -10,6 +10,7 @@ mod demo;
 mod descriptors;
 mod documents;
 mod exports;
+mod groups;
 mod hooks;
 mod host_process;
 mod hostile;

@@ -163,8 +163,14 @@ impl Caller {
             control::Request::Move(moves) => {
                 MOVE.saturating_add(Duration::from_millis(moves.deadline_ms))
             }
+            control::Request::Acquire { acquire, .. } => {
+                MOVE.saturating_add(Duration::from_millis(acquire.patience_ms()))
+            }
             _ => WORK,
         };
+        // Others wait for what this one waits for.
+        let _gone = matches!(request, control::Request::Acquire { .. })
+            .then(|| Gone(Arc::clone(&self.inner.office)));
         // Who follows the journal asks again and again, and has to read on meanwhile.
         if !matches!(self.stage(), Stage::Following(_)) {
             self.enter(Stage::Working);
@@ -292,6 +298,15 @@ impl Caller {
         let no_store = HeaderValue::from_static("no-store");
         answer.headers_mut().insert(header::CACHE_CONTROL, no_store);
         Ok(answer)
+    }
+}
+
+/// Tells the loop that a request may have no asker any more: the connection has ended.
+struct Gone(Arc<Office>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        self.0.counter.wake();
     }
 }
 

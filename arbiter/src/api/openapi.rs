@@ -40,7 +40,7 @@ pub static DOCUMENT: LazyLock<String> = LazyLock::new(|| {
     security((), ("bearer" = [])),
     paths(
         document, status, jobs, register, job, change, profile, devices, change_devices,
-        change_device, timeline, move_jobs, events, follow_events, config, reload, refuse_hook,
+        change_device, timeline, move_jobs, acquire, give_up, groups, group, events, follow_events, config, reload, refuse_hook,
         shutdown
     ),
     components(schemas(Problem, control::Parameter)),
@@ -160,6 +160,9 @@ mod tests {
             Request::SetDevice { device: None, .. } => ("PATCH", "/v1/devices"),
             Request::SetDevice { .. } => ("PATCH", "/v1/devices/{device}"),
             Request::Move(_) => ("POST", "/v1/moves"),
+            Request::Acquire { .. } => ("POST", "/v1/jobs/{job}/acquire"),
+            Request::Yield { .. } => ("POST", "/v1/jobs/{job}/yield"),
+            Request::Groups => ("GET", "/v1/groups"),
             Request::Reload => ("POST", "/v1/reload"),
             Request::Config { .. } => ("GET", "/v1/config"),
             Request::Shutdown => ("POST", "/v1/shutdown"),
@@ -233,6 +236,10 @@ mod tests {
         check::<control::Reloaded>("Reloaded");
         check::<control::Event>("Event");
         check::<control::Timeline>("Timeline");
+        check::<control::Acquired>("Acquired");
+        check::<control::Yielded>("Yielded");
+        check::<control::GroupStatus>("GroupStatus");
+        check::<control::GroupMember>("GroupMember");
         check::<control::TimelineJob>("TimelineJob");
         check::<control::TimelineSpan>("TimelineSpan");
         check::<control::Moves>("Moves");

@@ -105,7 +105,9 @@ impl Problem {
 impl From<ControlError> for Problem {
     fn from(error: ControlError) -> Self {
         let status = match error.code {
-            ErrorCode::NoSuchJob | ErrorCode::NoSuchDevice => StatusCode::NOT_FOUND,
+            ErrorCode::NoSuchJob | ErrorCode::NoSuchDevice | ErrorCode::NoSuchGroup => {
+                StatusCode::NOT_FOUND
+            }
             ErrorCode::Refused => StatusCode::CONFLICT,
             ErrorCode::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
             ErrorCode::VersionMismatch => StatusCode::BAD_REQUEST,

@@ -13,9 +13,9 @@ use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, MethodRouter, on};
 use control::{
-    ArbiterStatus, Change, ConfigReport, ControlError, DeviceSelector, DeviceSettings,
-    DeviceStatus, ErrorCode, Event, JobSpec, JobStatus, Moved, Moves, Profile, Registered,
-    Reloaded, Reply, Request, Timeline,
+    Acquire, Acquired, ArbiterStatus, Change, ConfigReport, ControlError, DeviceSelector,
+    DeviceSettings, DeviceStatus, ErrorCode, Event, GiveUp, GroupStatus, JobSpec, JobStatus, Moved,
+    Moves, Profile, Registered, Reloaded, Reply, Request, Timeline, Yielded,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::openapi::HttpMethod;
@@ -64,7 +64,7 @@ where
 }
 
 /// The whole API.
-fn table() -> [(Route, MethodRouter<Arc<Office>>); 18] {
+fn table() -> [(Route, MethodRouter<Arc<Office>>); 22] {
     [
         row::<__path_document, _, _>(document),
         row::<__path_status, _, _>(status),
@@ -78,6 +78,10 @@ fn table() -> [(Route, MethodRouter<Arc<Office>>); 18] {
         row::<__path_change_device, _, _>(change_device),
         row::<__path_timeline, _, _>(timeline),
         row::<__path_move_jobs, _, _>(move_jobs),
+        row::<__path_acquire, _, _>(acquire),
+        row::<__path_give_up, _, _>(give_up),
+        row::<__path_groups, _, _>(groups),
+        row::<__path_group, _, _>(group),
         row::<__path_events, _, _>(events),
         row::<__path_follow_events, _, _>(follow_events),
         row::<__path_config, _, _>(config),
@@ -335,6 +339,64 @@ async fn timeline(caller: Caller, Varies(device): Varies, Query(part): Query<Par
 )]
 async fn move_jobs(caller: Caller, Asked(moves): Asked<Moves>) -> Answered {
     expect!(caller.ask(Request::Move(moves)).await?, Moved(moved) => ok(&moved))
+}
+
+/// Has a job wait for the turn of its group, which it joins where it is in none. Answered when it
+/// has the turn and its memory is back, or when it has waited as long as it may. A connection that
+/// ends before that has asked for nothing.
+#[utoipa::path(
+    post,
+    path = "/v1/jobs/{job}/acquire",
+    params(("job" = String, Path, description = "Its name.")),
+    request_body = Acquire,
+    responses((status = 200, description = "Done, where it says `acquired`.", body = Acquired)),
+)]
+async fn acquire(caller: Caller, Varies(job): Varies, Asked(acquire): Asked<Acquire>) -> Answered {
+    let request = Request::Acquire { job, acquire };
+    expect!(caller.ask(request).await?, Acquired(acquired) => ok(&acquired))
+}
+
+/// Gives a job's turn up: it stops at once. Its memory stays until another job of the group asks
+/// for the turn, or somebody for memory.
+#[utoipa::path(
+    post,
+    path = "/v1/jobs/{job}/yield",
+    params(("job" = String, Path, description = "Its name.")),
+    request_body = GiveUp,
+    responses((status = 200, description = "Done.", body = Yielded)),
+)]
+async fn give_up(caller: Caller, Varies(job): Varies, Asked(give_up): Asked<GiveUp>) -> Answered {
+    let request = Request::Yield { job, give_up };
+    expect!(caller.ask(request).await?, Yielded(yielded) => ok(&yielded))
+}
+
+/// The groups of jobs that take turns by themselves.
+#[utoipa::path(
+    get,
+    path = "/v1/groups",
+    responses((status = 200, description = "Done.", body = Vec<GroupStatus>)),
+)]
+async fn groups(caller: Caller, _: Plain) -> Answered {
+    expect!(caller.ask(Request::Groups).await?, Groups(groups) => ok(&groups))
+}
+
+/// The groups of this name: one of each user who has such a group.
+#[utoipa::path(
+    get,
+    path = "/v1/groups/{group}",
+    params(("group" = String, Path, description = "Its name.")),
+    responses((status = 200, description = "Done.", body = Vec<GroupStatus>)),
+)]
+async fn group(caller: Caller, Varies(name): Varies, _: Plain) -> Answered {
+    let groups = expect!(caller.ask(Request::Groups).await?, Groups(groups) => groups);
+    let named: Vec<GroupStatus> = groups.into_iter().filter(|one| one.name == name).collect();
+    if named.is_empty() {
+        let shown: String = name.chars().take(control::NAME_MAX_BYTES).collect();
+        let text = format!("no job is in a group `{shown}`");
+        let error = ControlError::new(ErrorCode::NoSuchGroup, text);
+        return Err(Problem::from(error.with_hint("see /v1/groups")));
+    }
+    ok(&named)
 }
 
 /// Lines of the journal.

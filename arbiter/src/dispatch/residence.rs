@@ -121,6 +121,11 @@ impl DeviceScheduler {
         }
     }
 
+    /// A tenant that was called back is not wanted any more: it comes when it wants the device.
+    pub fn forget_call(&mut self, tenant: TenantId) {
+        self.residency.forget_wish(tenant);
+    }
+
     /// Whether memory has been on its way since `since_ns`.
     pub fn has_moved(&self, since_ns: u64) -> bool {
         self.residency.has_moved(since_ns)

@@ -182,6 +182,13 @@ impl ResidencyManager {
         record.ask(now_ns);
     }
 
+    /// Nobody calls a tenant back any more. One that is on its way comes.
+    pub fn forget_wish(&mut self, tenant: TenantId) {
+        if let Some(record) = self.records.get_mut(&tenant) {
+            record.wished = false;
+        }
+    }
+
     /// The operator sends a tenant away: what was tried before counts no longer.
     pub fn dismiss(&mut self, now_ns: u64, tenant: TenantId) {
         let record = self.records.entry(tenant).or_default();
@@ -511,7 +518,7 @@ impl ResidencyManager {
         let mut waiting: Vec<(bool, u64, TenantId)> = self
             .residents
             .iter()
-            .filter(|one| one.space_bytes > 0 && !one.out && !one.leaving)
+            .filter(|one| one.space_bytes > 0 && !one.out && !one.leaving && !one.kept_away)
             .map(|one| (one.class == Class::Opportunistic, one.arrived_ns, one.id))
             .collect();
         waiting.sort_unstable();

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::io::BufReader;
 use std::process::{Child, Stdio};
 
-use control::{DeviceStatus, JobStatus, Moved, Reloaded, Reply, Request};
+use control::{Acquired, DeviceStatus, JobStatus, Moved, Reloaded, Reply, Request, Yielded};
 use serde_json::Value;
 
 use crate::fixture::{Fixture, Outcome};
 
 /// The commands that take `--json`, with what each is given here besides.
-const COMMANDS: [(&str, &str); 25] = [
+const COMMANDS: [(&str, &str); 28] = [
+    ("acquire", "train"),
     ("cluster jobs", ""),
     ("cluster log", ""),
     ("cluster status", ""),
@@ -21,6 +22,7 @@ const COMMANDS: [(&str, &str); 25] = [
     ("doctor", ""),
     ("events", ""),
     ("evict", "train"),
+    ("groups", ""),
     ("pause", "train"),
     ("ps", ""),
     ("reload", ""),
@@ -39,6 +41,7 @@ const COMMANDS: [(&str, &str); 25] = [
     ),
     ("switch", "train serve"),
     ("top", "--once --interval 100ms"),
+    ("yield", "train"),
 ];
 
 /// The commands below one, itself included, whose help names the flag.
@@ -101,6 +104,9 @@ fn every_command_that_takes_json_prints_one_object_with_its_schema() {
         Request::Reload => Ok(Reply::Reloaded(Reloaded::default())),
         Request::Config { .. } => Ok(Reply::Config(Box::default())),
         Request::Move(_) => Ok(Reply::Moved(Moved::default())),
+        Request::Acquire { .. } => Ok(Reply::Acquired(Acquired::default())),
+        Request::Yield { .. } => Ok(Reply::Yielded(Yielded::default())),
+        Request::Groups => Ok(Reply::Groups(Vec::new())),
         other => panic!("not expected here: {other:?}"),
     });
     let mut found = BTreeSet::new();

@@ -411,7 +411,7 @@ fn answer<T: Serialize>(status: u16, value: &T) -> Response {
 /// A refusal as an answer.
 pub(super) fn refusal(error: &ControlError) -> Response {
     let status = match &error.code {
-        ErrorCode::NoSuchJob | ErrorCode::NoSuchDevice => 404,
+        ErrorCode::NoSuchJob | ErrorCode::NoSuchDevice | ErrorCode::NoSuchGroup => 404,
         ErrorCode::Other(code) if code == "unknown_node" => 404,
         ErrorCode::Refused | ErrorCode::VersionMismatch => 409,
         ErrorCode::Permission => 401,

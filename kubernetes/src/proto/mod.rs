@@ -8,3 +8,4 @@ pub mod dra;
 pub mod nri;
 pub mod plugin_registration;
 pub mod pod_resources;
+pub mod timeslice;

@@ -80,7 +80,11 @@ impl Kubelet {
                 for listener in listeners {
                     listener.set_nonblocking(true).expect("a socket");
                     let listener = tokio::net::UnixListener::from_std(listener).expect("a socket");
-                    tokio::spawn(grpc::serve(listener, Arc::clone(&server)));
+                    tokio::spawn(grpc::serve(
+                        listener,
+                        Arc::clone(&server),
+                        grpc::CONNECTIONS,
+                    ));
                 }
                 let _ = stopped.await;
             });
