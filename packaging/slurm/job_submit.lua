@@ -119,7 +119,8 @@ function slurm_job_submit(job, partitions, uid)
          return refuse("a share of a GPU takes a part of its memory: add --gpu-mem=8G, or --gres=shard:N")
       end
       shards = needed
-      job.tres_per_node = "gres:shard:" .. shards
+      -- As `gres`: what `tres_per_node` begins with is another word from 23.11 on.
+      job.gres = "shard:" .. shards
    end
    if HOLD and shards and shards > 0 and kind == nil and not whole and not elsewhere and not is_slurms(job) then
       -- Without shards until the packer names some of a GPU: 22.05 would add those to what is there.
