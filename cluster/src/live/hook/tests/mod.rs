@@ -155,6 +155,7 @@ impl Fake {
             runs: runs.collect(),
             arbiter: Some(arbiter),
             waits: waits.collect(),
+            others: Vec::new(),
         }
     }
 
