@@ -42,7 +42,7 @@ end
 local function options_of(job)
    local found = {}
    for _, line in pairs(job.spank_job_env or {}) do
-      local name, value = string.match(line, "^_SLURM_SPANK_OPTION_sublet_gpu_(%w+)=(.*)$")
+      local name, value = string.match(line, "^_SLURM_SPANK_OPTION_sublet_gpu_(%w+)=?(.*)$")
       if name then
          found[name] = value
       end
@@ -69,6 +69,11 @@ local function set(text)
    return text ~= nil and text ~= ""
 end
 
+-- Whether the job asks for more than one node; how many it gets in the end is seen on the node.
+local function over_nodes(job)
+   return job.min_nodes ~= nil and job.min_nodes < 4294967294 and job.min_nodes > 1
+end
+
 -- Whether Slurm has to choose the node: the packer would overwrite what the job says of nodes, lose
 -- what else it asks for there, put all tasks of an array onto one GPU, or release what its user
 -- holds.
@@ -78,7 +83,7 @@ local function is_slurms(job)
       or set(job.features) or set(job.req_nodes) or set(job.reservation) or set(job.array_inx)
       or job.shared == 0
       or (job.het_job_offset ~= nil and job.het_job_offset < none)
-      or (job.min_nodes ~= nil and job.min_nodes < none and job.min_nodes > 1)
+      or over_nodes(job)
 end
 
 function slurm_job_submit(job, partitions, uid)
@@ -87,6 +92,8 @@ function slurm_job_submit(job, partitions, uid)
       return refuse("AdminComment begins with `sublet:`, which only the packer may write")
    end
    local asked = options_of(job)
+   local unaligned = asked.unaligned ~= nil
+   asked.unaligned = nil
    local shards, kind = shards_of(job.tres_per_node or job.gres)
    if next(asked) == nil and shards == nil then
       return slurm.SUCCESS
@@ -119,7 +126,11 @@ function slurm_job_submit(job, partitions, uid)
          return refuse("a share of a GPU takes a part of its memory: add --gpu-mem=8G, or --gres=shard:N")
       end
       shards = needed
-      job.tres_per_node = "gres:shard:" .. shards
+      -- As `gres`: what `tres_per_node` begins with is another word from 23.11 on.
+      job.gres = "shard:" .. shards
+   end
+   if shards and shards > 0 and not unaligned and over_nodes(job) then
+      return refuse("a job over several nodes shares GPUs, and its turns on them are not at the same time: ask for whole GPUs (--gres=gpu:1), or add --gpu-unaligned where its tasks do not wait for each other")
    end
    if HOLD and shards and shards > 0 and kind == nil and not whole and not elsewhere and not is_slurms(job) then
       -- Without shards until the packer names some of a GPU: 22.05 would add those to what is there.

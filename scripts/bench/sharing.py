@@ -32,7 +32,11 @@ def build():
 
 
 def commit():
-    out = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"], text=True, stdout=subprocess.PIPE)
+    try:
+        out = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"], text=True, stdout=subprocess.PIPE)
+    except FileNotFoundError:
+        # In a root without git: as the run outside has found it.
+        return os.environ.get("SUBLET_COMMIT") or "unknown"
     return out.stdout.strip() or "unknown"
 
 

@@ -5,13 +5,14 @@ import io
 import json
 import os
 import pathlib
-import re
 import secrets
-import shutil
 import signal
 import subprocess
 import tarfile
 import time
+
+import debian_root
+from debian_root import Skipped
 
 SUITE = "forky"
 PACKAGES = ["containerd", "runc", "mount", "busybox-static"]
@@ -23,10 +24,6 @@ PAUSE, IMAGE = "docker.io/local/pause:1", "docker.io/local/programs:1"
 # A state of CRI's.
 RUNNING = 1
 HERE = pathlib.Path(__file__).resolve().parent
-
-
-class Skipped(Exception):
-    """containerd cannot be had here."""
 
 
 class Failure(Exception):
@@ -52,51 +49,6 @@ def alive(pid):
     except OSError:
         return False
     return stat.rsplit(")", 1)[1].split()[0] != "Z"
-
-
-def command(words, patience, **more):
-    """Runs a step of making the root; its first error where it fails, or what it says last."""
-    try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=patience, **more)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Skipped(str(error)) from error
-    if done.returncode:
-        lines = done.stdout.strip().splitlines() or [f"{words[0]} says nothing"]
-        raise Skipped(next((line for line in lines if line.startswith("E: ")), lines[-1]))
-    return done.stdout
-
-
-def mirror():
-    """Where this machine's own packages come from, if it is Debian."""
-    for file in [pathlib.Path("/etc/apt/sources.list.d/debian.sources"), pathlib.Path("/etc/apt/sources.list")]:
-        text = file.read_text() if file.exists() else ""
-        found = re.search(r"^(?:URIs:|deb)\s.*?(https?://\S+/debian)/?(?:\s|$)", text, re.MULTILINE)
-        if found:
-            return found[1]
-    return "http://deb.debian.org/debian"
-
-
-def root_tar(cache):
-    """The root as a tar file; made where it is not there."""
-    tar = cache / f"containerd-{SUITE}.tar"
-    if tar.exists():
-        return tar
-    if not shutil.which("mmdebstrap"):
-        env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        command(["apt-get", "-q", "-y", "install", "--no-install-recommends", "mmdebstrap"], 180, env=env)
-    cache.mkdir(parents=True, exist_ok=True)
-    unfinished = cache / f".{tar.name}.{os.getpid()}"
-    # Lists of a suite that moves say until when they hold, and a mirror may be behind that. Their
-    # signatures are checked.
-    words = ["mmdebstrap", "--mode=root", "--variant=essential", "--format=tar", '--aptopt=Acquire::Check-Valid-Until "false"']
-    words += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale")]
-    words += [f"--include={','.join(PACKAGES)}", SUITE, str(unfinished), mirror()]
-    try:
-        command(words, 400)
-        unfinished.rename(tar)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return tar
 
 
 def layer(files, links=()):
@@ -149,13 +101,10 @@ class Containerd:
         self.child, self.pods = None, []
 
     def unpack(self, tar):
-        self.root.mkdir()
-        command(["tar", "-xf", str(tar), "-C", str(self.root)], 120)
+        versions = debian_root.unpack(tar, self.root, ["containerd", "runc"])
         # What every machine has, and pods are given.
         for name, text in (("hosts", "127.0.0.1 localhost\n"), ("resolv.conf", "")):
             (self.root / "etc" / name).write_text(text)
-        said = command(["dpkg-query", f"--admindir={self.root}/var/lib/dpkg", "-W", "-f", "${Package}=${Version}\n", "containerd", "runc"], 30)
-        versions = dict(line.split("=", 1) for line in said.split())
         if not versions["containerd"].startswith(tuple(f"{release}." for release in RELEASES)):
             raise Skipped(f"containerd {versions['containerd']} is none of {', '.join(RELEASES)} ({tar})")
         return versions

@@ -1,6 +1,6 @@
 """A network of two namespaces: the controller's, and that of one node, whose link can be cut.
 
-The whole of it is a process's own: the namespaces go with it, and the host's network is left alone.
+The whole of it is a process's own, with a /run of its own: the namespaces go with it, and the host's network is left alone.
 """
 
 import ctypes
@@ -12,6 +12,7 @@ import time
 from slurm_cluster import Failure, Skipped
 
 CLONE_NEWNET = 0x40000000
+CLONE_NEWNS = 0x00020000
 
 
 def run(*words):
@@ -29,13 +30,17 @@ class Network:
 
     def __init__(self):
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(CLONE_NEWNET):
+        if libc.unshare(CLONE_NEWNET | CLONE_NEWNS):
             raise Skipped(f"no network namespace can be made: {os.strerror(ctypes.get_errno())}")
         # Its namespace is that of this process, which waits.
         self.holder = None
         try:
             self.holder = subprocess.Popen(["unshare", "--net", "sleep", "3600"], stdin=subprocess.DEVNULL)
             self.wait_for_holder()
+            # Daemons of newer Slurms have sockets in /run, and take away those of others when they
+            # end.
+            run("mount", "--make-rprivate", "/")
+            run("mount", "-t", "tmpfs", "none", "/run")
             self.words = ["nsenter", f"--net=/proc/{self.holder.pid}/ns/net"]
             run("ip", "link", "set", "lo", "up")
             run("ip", "link", "add", "here", "type", "veth", "peer", "name", "there", "netns", str(self.holder.pid))

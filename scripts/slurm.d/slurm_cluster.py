@@ -13,6 +13,8 @@ import socket
 import subprocess
 import time
 
+from debian_root import Skipped
+
 PACKAGES = ["slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "liblua5.1-0"]
 PROGRAMS = ["slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue", "scancel", "sinfo"]
 # Which of our plugins belongs to which Slurm.
@@ -20,10 +22,6 @@ PLUGINS = {"22.05": "22_05", "24.11": "24_11", "26.05": "26_05"}
 # Shards of a simulated GPU of 16 GiB: the rest is for contexts.
 GPU_GIB = 14
 GPUS = 2
-
-
-class Skipped(Exception):
-    """Slurm cannot be had here."""
 
 
 class Failure(Exception):
@@ -133,7 +131,7 @@ class Cluster:
             "KillWait=2",
             "SlurmdParameters=config_overrides",
             "SchedulerType=sched/backfill",
-            "SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1,sched_min_interval=0",
+            "SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1,sched_min_interval=0" + (",extra_constraints" if self.release != "22.05" else ""),
             "SelectType=select/cons_tres",
             "SelectTypeParameters=CR_Core_Memory",
             "DefMemPerCPU=100",
@@ -270,16 +268,20 @@ class Cluster:
         return dict(reversed(re.findall(r"(\S+?)=(\S*)", done.stdout)))
 
     def state(self, number):
-        job = self.queue().get(number, {})
+        job = self.queue().get(number)
+        if job is None:
+            # The queue of newer Slurms has no job that is over.
+            return self.job(number).get("JobState", "gone")
         # A list where Slurm is newer.
-        return "".join(job.get("job_state", "gone"))
+        return "".join(job["job_state"])
 
-    def submit(self, script, *options, env=()):
-        """The number of a batch job."""
+    def submit(self, script, *options, env=(), user=None):
+        """The number of a batch job; of this user's, if given: newer Slurms let root submit for no other."""
         file = self.dir / f"script-{time.monotonic_ns()}"
         file.write_text(script)
         out = self.out / "job-%j.out"
-        said = self.call("sbatch", "--parsable", "-o", out, *options, file, env=dict(env))
+        become = {"user": user, "group": "nogroup", "extra_groups": []} if user else {}
+        said = self.call("sbatch", "--parsable", "-o", out, *options, file, env=dict(env), cwd="/", **become)
         return int(said.strip().split(";")[0])
 
     def output(self, number):

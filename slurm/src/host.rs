@@ -37,6 +37,7 @@ unsafe impl Sync for SpankOption {}
 const JOB_UID: c_int = 0;
 const JOB_ID: c_int = 2;
 const JOB_STEP_ID: c_int = 3;
+const JOB_NODES: c_int = 4;
 const JOB_NODE_ID: c_int = 5;
 /// Longest value of a variable that is looked at.
 const VALUE_BYTES: usize = 64 << 10;
@@ -129,6 +130,11 @@ impl Host {
     /// Its step.
     pub fn step_id(&self) -> Option<u32> {
         self.number(JOB_STEP_ID)
+    }
+
+    /// How many nodes the step has.
+    pub fn nodes(&self) -> Option<u32> {
+        self.number(JOB_NODES)
     }
 
     /// Which of the step's nodes this is.

@@ -1,4 +1,4 @@
-//! What a user asks for: `--gpu-mem`, `--gpu-share`, `--gpu-class`.
+//! What a user asks for: `--gpu-mem`, `--gpu-share`, `--gpu-class`, `--gpu-unaligned`.
 
 use control::kinds::Share;
 use control::setting::Kind as _;
@@ -13,17 +13,24 @@ pub struct Asked {
     pub share: Option<f64>,
     /// How firmly.
     pub class: Option<Class>,
+    /// A step over several nodes needs no slices at the same time on each.
+    pub unaligned: bool,
 }
 
 /// Which option it is, for Slurm.
 pub const MEM: i32 = 1;
 pub const SHARE: i32 = 2;
 pub const CLASS: i32 = 3;
+pub const UNALIGNED: i32 = 4;
 
 impl Asked {
-    /// Nothing was asked for.
+    /// Nothing was asked for of a GPU.
     pub fn is_empty(&self) -> bool {
-        *self == Self::default()
+        let nothing = Self {
+            unaligned: self.unaligned,
+            ..Self::default()
+        };
+        *self == nothing
     }
 
     /// Takes an option's value.
@@ -44,6 +51,8 @@ impl Asked {
                 let class = text.parse::<Class>();
                 self.class = Some(class.map_err(|error| format!("--gpu-class: {error}"))?);
             }
+            // It has no value.
+            UNALIGNED => self.unaligned = true,
             other => return Err(format!("option {other} is none of sublet's")),
         }
         Ok(())
@@ -65,10 +74,14 @@ mod tests {
             mem_bytes: Some(8 << 30),
             share: Some(0.25),
             class: Some(Class::Opportunistic),
+            unaligned: false,
         };
         assert_eq!(asked, expected);
         asked.take(SHARE, "50%").unwrap();
         assert_eq!(asked.share, Some(0.5));
+        let mut only = Asked::default();
+        only.take(UNALIGNED, "").unwrap();
+        assert!(only.unaligned && only.is_empty(), "it asks for no part");
     }
 
     #[test]

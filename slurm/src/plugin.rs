@@ -19,11 +19,11 @@ use control::Registered;
 use crate::arguments::Arguments;
 use crate::enforce;
 use crate::host::{self, Context, Host, SpankOption};
-use crate::options::{Asked, CLASS, MEM, SHARE};
+use crate::options::{Asked, CLASS, MEM, SHARE, UNALIGNED};
 use crate::step::{self, Step};
 
 /// The options as `srun --help` shows them.
-static OPTIONS: [SpankOption; 3] = [
+static OPTIONS: [SpankOption; 4] = [
     SpankOption {
         name: c"gpu-mem".as_ptr(),
         arginfo: c"SIZE".as_ptr(),
@@ -46,6 +46,14 @@ static OPTIONS: [SpankOption; 3] = [
         usage: c"guaranteed or opportunistic".as_ptr(),
         has_arg: 1,
         val: CLASS,
+        callback: Some(on_option),
+    },
+    SpankOption {
+        name: c"gpu-unaligned".as_ptr(),
+        arginfo: std::ptr::null(),
+        usage: c"steps over several nodes may share GPUs, each node by itself".as_ptr(),
+        has_arg: 0,
+        val: UNALIGNED,
         callback: Some(on_option),
     },
 ];
@@ -123,7 +131,7 @@ pub unsafe fn init(
         let host = host.ok_or("this process has no SPANK")?;
         for option in &OPTIONS {
             if !host.register(option) {
-                return Err("Slurm does not take the options --gpu-mem, --gpu-share and --gpu-class: is the plugin in plugstack.conf twice?".into());
+                return Err("Slurm does not take the options --gpu-mem, --gpu-share, --gpu-class and --gpu-unaligned: is the plugin in plugstack.conf twice?".into());
             }
         }
         match Arguments::parse(words) {
@@ -204,7 +212,8 @@ fn register(host: &Host) -> Result<(), String> {
         name.to_string_lossy().into_owned()
     });
     control::check_name(&node).map_err(|_| format!("`{node}` is no name of a node"))?;
-    let step = Step::of((job, step, uid), &node, |name| host.var(name));
+    let mut step = Step::of((job, step, uid), &node, |name| host.var(name));
+    step.nodes = host.nodes().ok_or_else(|| unknown("number of nodes"))?;
     let Some(spec) = step.spec(&asked, &arguments)? else {
         return Ok(());
     };

@@ -30,6 +30,8 @@ pub struct Step {
     pub devices: Vec<String>,
     /// Shards on this node; `None`: it has whole devices, or none.
     pub shards: Option<u64>,
+    /// Nodes of the step.
+    pub nodes: u32,
 }
 
 impl Step {
@@ -62,6 +64,7 @@ impl Step {
             name: var("SLURM_JOB_NAME").unwrap_or_default(),
             devices: devices.map(str::to_owned).collect(),
             shards: var("SLURM_SHARDS_ON_NODE").and_then(|text| text.parse().ok()),
+            nodes: 1,
         }
     }
 
@@ -86,6 +89,13 @@ impl Step {
                 "job {}: its shards are on GPUs {}, and a quota is that of one GPU: ask for no more shards than one GPU has",
                 self.job,
                 self.devices.join(", ")
+            ));
+        }
+        if self.nodes > 1 && self.shards.is_some() && !asked.unaligned {
+            // Each rank would wait for the slowest one in every step.
+            return Err(format!(
+                "job {}: a step over {} nodes shares GPUs, and its turns on them are not at the same time: ask for whole GPUs (--gres=gpu:1), or add --gpu-unaligned where its tasks do not wait for each other",
+                self.job, self.nodes
             ));
         }
         let most = self
@@ -298,6 +308,7 @@ mod tests {
             mem_bytes: Some(6 << 30),
             share: Some(0.25),
             class: Some(Class::Opportunistic),
+            unaligned: false,
         };
         let spec = step.spec(&asked, &arguments()).unwrap().unwrap();
         assert_eq!(
@@ -376,6 +387,36 @@ mod tests {
             ("CUDA_VISIBLE_DEVICES", "1"),
         ];
         assert!(step(&huge).spec(&more, &arguments()).is_ok());
+    }
+
+    #[test]
+    fn a_step_that_shares_gpus_of_several_nodes_says_that_it_needs_no_alignment() {
+        let vars = [("SLURM_SHARDS_ON_NODE", "4"), ("SLURM_STEP_GPUS", "0")];
+        let over = |nodes, vars: &[(&str, &str)], asked: &Asked| {
+            let step = Step {
+                nodes,
+                ..step(vars)
+            };
+            step.spec(asked, &arguments())
+        };
+        let error = over(2, &vars, &Asked::default()).unwrap_err();
+        assert!(
+            error.contains("over 2 nodes") && error.contains("--gpu-unaligned"),
+            "{error}"
+        );
+        let unaligned = Asked {
+            unaligned: true,
+            ..Asked::default()
+        };
+        assert!(over(2, &vars, &unaligned).unwrap().is_some());
+        assert!(over(1, &vars, &Asked::default()).unwrap().is_some());
+        // Whole GPUs are shared with nobody.
+        let quota = Asked {
+            mem_bytes: Some(1 << 30),
+            ..Asked::default()
+        };
+        let whole = [("SLURM_STEP_GPUS", "0")];
+        assert!(over(2, &whole, &quota).unwrap().is_some());
     }
 
     #[test]

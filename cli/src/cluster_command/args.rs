@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use cluster::live::slurm::MOST_REQUEUES;
 use control::Class;
 use control::kinds::Flag;
 use control::setting::Kind as _;
@@ -255,6 +256,22 @@ pub struct SlurmPacker {
     /// Slurm's program
     #[arg(long, value_name = "FILE", default_value = "scontrol")]
     pub scontrol: PathBuf,
+    /// Keep free memory and share of each node's GPUs in the node's `Extra`, as JSON
+    #[arg(long)]
+    pub node_extra: bool,
+    /// Requeue the job that came last to a GPU where a job takes more than F times as long for an
+    /// iteration as solo
+    #[arg(long, value_name = "F", value_parser = parse_slowdown)]
+    pub requeue_above: Option<f64>,
+    /// Only where it is so slow for that long without a break
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "30s")]
+    pub requeue_sustained: Duration,
+    /// Only so soon after the job has started, whose work since then is lost
+    #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "10m")]
+    pub requeue_within: Duration,
+    /// Only so often each job
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_REQUEUES)))]
+    pub requeue_most: u32,
 }
 
 #[derive(Debug, Args)]
@@ -304,6 +321,13 @@ pub struct NodeToken {
 
 fn parse_size(text: &str) -> Result<u64, String> {
     control::parse_bytes(text).map_err(|error| error.to_string())
+}
+
+fn parse_slowdown(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| number.is_finite());
+    number.filter(|number| *number > 1.0).ok_or_else(|| {
+        format!("`{text}` is no slowdown: write how many times as long an iteration may take, such as 2.5")
+    })
 }
 
 fn parse_variable(text: &str) -> Result<(String, String), String> {

@@ -2,8 +2,9 @@
 //!
 //! Each pass reads Slurm's queue and nodes, asks the hook about held jobs, and has Slurm start them
 //! where the hook says. A job that is to wait is asked about again, less and less often as long as
-//! the GPUs and the jobs on them stay the same. Nothing else is kept: what it needs is in Slurm and
-//! in the hook, and either may be away for a while.
+//! the GPUs and the jobs on them stay the same. Nothing else is kept but since when a job is too
+//! slow beside another: what it needs is in Slurm and in the hook, and either may be away for a
+//! while.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -11,13 +12,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
 use cluster::live::http::client::{Client, ClientError};
 use cluster::live::placement::Decided;
-use cluster::live::slurm::{self, Away, Gpu, Phase, Places, QueuedJob, Taken};
-use cluster::live::wire::HookStatus;
+use cluster::live::slurm::{self, Away, Gpu, Limits, Phase, Places, QueuedJob, Taken, Watch};
+use cluster::live::wire::{HookStatus, NodeView};
 
 use super::args::SlurmPacker;
 
@@ -33,9 +34,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// # Errors
 /// A flag is wrong, or with `--once` the pass has failed.
 pub fn pack(args: &SlurmPacker) -> anyhow::Result<String> {
-    let mut waiting = Waiting::default();
+    let (mut waiting, mut watch) = (Waiting::default(), Watch::default());
     if args.once {
-        let released = pass(args, &mut waiting)?;
+        let released = pass(args, &mut waiting, &mut watch)?;
         return Ok(format!("{released} jobs released\n"));
     }
     if args.every.is_zero() {
@@ -43,7 +44,7 @@ pub fn pack(args: &SlurmPacker) -> anyhow::Result<String> {
     }
     let mut failed = String::new();
     loop {
-        match pass(args, &mut waiting) {
+        match pass(args, &mut waiting, &mut watch) {
             Ok(_) => failed.clear(),
             Err(error) => {
                 let text = format!("{error:#}");
@@ -128,7 +129,7 @@ impl Waiting {
 }
 
 /// Decides about the held jobs; returns how many were released.
-fn pass(args: &SlurmPacker, waiting: &mut Waiting) -> anyhow::Result<usize> {
+fn pass(args: &SlurmPacker, waiting: &mut Waiting, watch: &mut Watch) -> anyhow::Result<usize> {
     let queue = squeue(args, &["--json"])?;
     let mut jobs = slurm::jobs(&queue).map_err(|error| {
         anyhow!("`squeue --json` prints no queue; Slurm has to be built with JSON: {error}")
@@ -138,22 +139,34 @@ fn pass(args: &SlurmPacker, waiting: &mut Waiting) -> anyhow::Result<usize> {
     for job in jobs.iter().filter(|job| job.phase == Phase::Decided) {
         released += usize::from(release(args, job));
     }
-    if !jobs.iter().any(|job| job.phase == Phase::Held) {
+    // What a packer that was ended in between has left, whether this one requeues jobs or not.
+    for job in &jobs {
+        if job.phase == Phase::Returning {
+            update(args, &slurm::clear(job, unix_s()), job.id);
+        } else if job.is_marked() {
+            update(args, &slurm::unmark(job), job.id);
+        }
+    }
+    let watches = args.node_extra || args.requeue_above.is_some();
+    if !watches && !jobs.iter().any(|job| job.phase == Phase::Held) {
         return Ok(released);
     }
-    let nodes = scontrol(args, &["-o", "show", "node"])?;
-    let (gpus, away) = (slurm::gpus(&nodes), slurm::away(&nodes));
+    let shown = scontrol(args, &["-o", "show", "node"])?;
+    let (gpus, away) = (slurm::gpus(&shown), slurm::away(&shown));
     waiting.look(&gpus, &jobs);
-    let now = Instant::now();
-    let is_due = |job: &QueuedJob| job.phase == Phase::Held && waiting.is_due(job.id, now);
-    if !jobs.iter().any(is_due) {
+    let (now, now_s) = (Instant::now(), unix_s());
+    let is_due = |job: &QueuedJob, waiting: &Waiting| {
+        job.phase == Phase::Held && !job.is_paused(now_s) && waiting.is_due(job.id, now)
+    };
+    if !watches && !jobs.iter().any(|job| is_due(job, waiting)) {
         return Ok(released);
     }
     let mut hook: Client = super::client(&args.hook)?;
     let status: HookStatus = hook.ask("GET", "/v1/status", None::<&()>)?;
     let mut places = Places::of(gpus, &jobs, &status.nodes, args.shard);
+    requeue(args, &jobs, &places, &status.nodes, watch);
     for job in &mut jobs {
-        if job.phase != Phase::Held || !waiting.is_due(job.id, now) {
+        if !is_due(job, waiting) {
             continue;
         }
         match place(args, job, &mut places, &away, &mut hook)? {
@@ -162,7 +175,61 @@ fn pass(args: &SlurmPacker, waiting: &mut Waiting) -> anyhow::Result<usize> {
             Became::Waiting => waiting.defer(job, args.every, Instant::now()),
         }
     }
+    if args.node_extra {
+        for words in places.extra(&shown, &status.nodes) {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            if let Err(error) = scontrol(args, &[&["update"], words.as_slice()].concat()) {
+                say(&format!("what is free cannot be written: {error:#}"));
+            }
+        }
+    }
     Ok(released)
+}
+
+fn unix_s() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+/// Has jobs requeued beside which others are too slow. What follows is the next pass's: Slurm ends
+/// the job first.
+fn requeue(
+    args: &SlurmPacker,
+    jobs: &[QueuedJob],
+    places: &Places,
+    nodes: &[NodeView],
+    watch: &mut Watch,
+) {
+    let Some(slowdown) = args.requeue_above else {
+        return;
+    };
+    let limits = Limits {
+        slowdown,
+        sustained: args.requeue_sustained,
+        within_s: args.requeue_within.as_secs(),
+        most: args.requeue_most,
+    };
+    let troubles = places.troubles(nodes, &limits, unix_s());
+    for trouble in watch.step(troubles, jobs, limits.sustained, Instant::now()) {
+        let Some(job) = jobs.iter().find(|job| job.id == trouble.goes) else {
+            continue;
+        };
+        if job.is_marked() || !update(args, &slurm::mark(job, &trouble), job.id) {
+            continue;
+        }
+        let id = job.id.to_string();
+        match scontrol(args, &["requeuehold", &id]) {
+            Ok(_) => say(&format!(
+                "job {id} is requeued: beside it job {} takes {:.2} times as long as solo",
+                trouble.slow, trouble.slowdown
+            )),
+            Err(error) => {
+                say(&format!("job {id} cannot be requeued: {error:#}"));
+                update(args, &slurm::unmark(job), job.id);
+                watch.refuse(job.id);
+            }
+        }
+    }
 }
 
 /// What became of a held job.
@@ -422,6 +489,8 @@ mod tests {
             required: Vec::new(),
             excluded: Vec::new(),
             for_slurm: None,
+            started_s: 0,
+            may_go: false,
         }
     }
 

@@ -23,7 +23,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use certificates::{ClientFiles, Notice};
-use control::{ArbiterStatus, Client as ControlClient, ClientError as ControlFailure};
+use control::{
+    ArbiterStatus, Client as ControlClient, ClientError as ControlFailure, IterationSource,
+    JobState,
+};
 use serde::{Deserialize, Serialize};
 
 use super::auth::Token;
@@ -32,7 +35,8 @@ use super::http::client::{Client, ClientError};
 use super::store::random_word;
 use super::waits;
 use super::wire::{
-    API_MAJOR, Ack, Device, HookId, Order, Orders, Registration, Report, RunId, Welcome,
+    API_MAJOR, Ack, Device, HookId, MAX_OTHERS, Order, Orders, OtherJob, Registration, Report,
+    RunId, Welcome,
 };
 use stale::listen_to;
 
@@ -381,12 +385,14 @@ impl Agent {
         let waits = arbiter
             .as_ref()
             .map(|arbiter| waits::matrices(arbiter, |name| ours.contains_key(name)));
+        let others = arbiter.as_ref().map(others).unwrap_or_default();
         let arbiter = arbiter.map(|arbiter| trim(arbiter, |name| ours.contains_key(name)));
         Ok(Report {
             instance: self.memory.instance.clone(),
             acks,
             runs,
             waits: waits.unwrap_or_default(),
+            others,
             arbiter,
         })
     }
@@ -411,6 +417,25 @@ impl Agent {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Jobs of Slurm's whose slowdown is known. Only an engine has such names: no user can take one.
+fn others(arbiter: &ArbiterStatus) -> Vec<OtherJob> {
+    let running = arbiter.jobs.iter().filter(|job| {
+        let number = job.name.strip_prefix("slurm.").unwrap_or_default();
+        let reserved = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        reserved && job.state != JobState::Gone && !job.paused
+    });
+    let measured = running.filter_map(|job| {
+        let profile = job.profile.as_deref()?;
+        let slowdown = profile.slowdown?;
+        (profile.found != IterationSource::None).then(|| OtherJob {
+            name: job.name.clone(),
+            slowdown,
+            confidence: profile.confidence,
+        })
+    });
+    measured.take(MAX_OTHERS).collect()
 }
 
 /// Without fields that the hook does not use: command lines are private to the node, and the waits
@@ -532,6 +557,49 @@ mod tests {
         let kept = trim(arbiter, |name| name == "j7");
         assert_eq!(kept.jobs.len(), 1);
         assert!(kept.jobs[0].command.is_empty());
+    }
+
+    #[test]
+    fn of_other_engines_jobs_the_measured_ones_are_reported_within_a_bound() {
+        let job = |name: String, found, slowdown| control::JobStatus {
+            name,
+            profile: Some(Box::new(control::Profile {
+                found,
+                slowdown,
+                confidence: 0.8,
+                ..control::Profile::default()
+            })),
+            ..control::JobStatus::default()
+        };
+        let hinted = IterationSource::Hinted;
+        let mut arbiter = ArbiterStatus {
+            jobs: vec![
+                job("slurm.7".into(), hinted, Some(1.5)),
+                job("slurm.8".into(), hinted, None),
+                job("slurm.9".into(), IterationSource::None, Some(2.0)),
+                job("slurm.x".into(), hinted, Some(2.0)),
+                job("slurm.".into(), hinted, Some(2.0)),
+                job("train".into(), hinted, Some(2.0)),
+                control::JobStatus {
+                    paused: true,
+                    ..job("slurm.10".into(), hinted, Some(9.0))
+                },
+                control::JobStatus {
+                    state: JobState::Gone,
+                    ..job("slurm.11".into(), hinted, Some(9.0))
+                },
+            ],
+            ..ArbiterStatus::default()
+        };
+        let expected = OtherJob {
+            name: "slurm.7".into(),
+            slowdown: 1.5,
+            confidence: 0.8,
+        };
+        assert_eq!(others(&arbiter), [expected]);
+        let many = (0..20_000).map(|at| job(format!("slurm.{at}"), hinted, Some(1.0)));
+        arbiter.jobs = many.collect();
+        assert_eq!(others(&arbiter).len(), MAX_OTHERS);
     }
 
     #[test]

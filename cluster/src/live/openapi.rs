@@ -110,7 +110,7 @@ mod tests {
     use crate::live::routes::ROUTES;
     use crate::live::wire::{
         Ack, DecisionView, Device, Ended, Fed, FedPair, Feed, Health, HookId, HookStatus, JobPhase,
-        JobView, KindView, NodeView, Order, Orders, PairView, Registration, Report, RunId,
+        JobView, KindView, NodeView, Order, Orders, OtherJob, PairView, Registration, Report, RunId,
         RunReport, Signal, SpeedView, StartRun, Submission, Terms, WaitMatrix, Welcome, What,
     };
 
@@ -191,6 +191,7 @@ mod tests {
         check("RunReport", json(RunReport::default()));
         check("Ended", json(Ended::default()));
         check("WaitMatrix", json(WaitMatrix::default()));
+        check("OtherJob", json(OtherJob::default()));
         check("Orders", json(Orders::default()));
         check(
             "Order",

@@ -9,8 +9,10 @@
 //! A job is given shards once: Slurm 22.05 adds later ones of another type to those that are there,
 //! and the job then waits for both.
 
+mod extra;
 mod hosts;
 mod queue;
+mod requeue;
 #[cfg(test)]
 mod tests;
 
@@ -21,6 +23,7 @@ use control::setting::Kind as _;
 use control::{Class, parse_bytes};
 
 pub use queue::{HELD_COLUMNS, away, gpus, jobs, still_held};
+pub use requeue::{Limits, MOST_REQUEUES, Trouble, Watch, clear, mark, unmark};
 
 use super::placement::{Candidate, DecideRequest, Decided, JobProfile};
 use super::wire::NodeView;
@@ -65,6 +68,8 @@ pub enum Phase {
     Held,
     /// Decided, and still held: the packer ended in between.
     Decided,
+    /// Slurm has requeued it for the packer: node and shards are still those of before.
+    Returning,
     /// Decided; Slurm will start it.
     Released,
     /// It runs.
@@ -94,6 +99,10 @@ pub struct QueuedJob {
     pub excluded: Vec<String>,
     /// Why Slurm has to choose its node, where it has to.
     pub for_slurm: Option<&'static str>,
+    /// When it started, in Unix seconds, while it runs.
+    pub started_s: u64,
+    /// It runs where the packer has put it, and its user lets it be requeued.
+    pub may_go: bool,
 }
 
 /// A part of a GPU.
@@ -158,7 +167,10 @@ impl QueuedJob {
             .take(NAMED_NODES)
             .map(|one| format!("{} is {}", one.node, one.state))
             .collect();
-        let none = format!("no GPU has {} free shards", self.shards);
+        let mut none = format!("no GPU has {} free shards", self.shards);
+        if !self.apart().is_empty() {
+            none += " away from the jobs that it was taken from";
+        }
         match nodes.as_slice() {
             [] => none,
             nodes => format!("{none}; {}", nodes.join("; ")),
@@ -176,6 +188,19 @@ struct Place {
     taken: u64,
     /// Jobs there.
     jobs: Vec<JobProfile>,
+    /// Their numbers.
+    ids: Vec<u64>,
+    /// Those of them that run.
+    running: Vec<Running>,
+}
+
+/// A job that runs on a GPU.
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    id: u64,
+    started_s: u64,
+    may_go: bool,
+    requeued: u32,
 }
 
 /// All GPUs of one pass, with the jobs on them.
@@ -214,6 +239,8 @@ impl Places {
                 gpu,
                 taken: 0,
                 jobs: Vec::new(),
+                ids: Vec::new(),
+                running: Vec::new(),
             });
         }
         for job in jobs {
@@ -235,6 +262,15 @@ impl Places {
                 let place = &mut self.all[*at];
                 place.taken = place.taken.saturating_add(one.shards);
                 place.jobs.push(job.profile(self.shard_bytes));
+                place.ids.push(job.id);
+                if job.phase == Phase::Running {
+                    place.running.push(Running {
+                        id: job.id,
+                        started_s: job.started_s,
+                        may_go: job.may_go,
+                        requeued: job.requeued(),
+                    });
+                }
             }
         }
     }
@@ -242,10 +278,13 @@ impl Places {
     /// The question about a held job, and the GPU behind each candidate.
     #[must_use]
     pub fn question(&self, job: &QueuedJob) -> (DecideRequest, Vec<&Gpu>) {
+        let apart = job.apart();
         let free = |place: &&Place| {
             // Slurm would not start it elsewhere.
             let taken = place.taken.saturating_add(job.shards);
-            taken <= place.gpu.shards && job.may_be_on(&place.gpu.node, &place.gpu.partitions)
+            taken <= place.gpu.shards
+                && job.may_be_on(&place.gpu.node, &place.gpu.partitions)
+                && !place.ids.iter().any(|id| apart.contains(id))
         };
         let (candidates, behind) = self
             .all
@@ -279,18 +318,23 @@ pub fn update(job: &QueuedJob, gpu: &Gpu, decided: &Decided) -> Vec<String> {
         "{MARK}place,at={}/{},device={},slowdown={slowdown:.2},confidence={:.2}",
         gpu.node, gpu.kind, decided.device, decided.confidence
     );
-    for key in ["mem", "share", "class"] {
+    for key in ["mem", "share", "class", "requeued", "apart", "because"] {
         if let Some(value) = said(&job.comment, key) {
             comment += &format!(",{key}={value}");
         }
     }
     comment += &format!(",shards={}", job.shards);
-    vec![
+    let mut words = vec![
         format!("JobId={}", job.id),
         format!("ReqNodeList={}", gpu.node),
         format!("Gres=shard:{}:{}", gpu.kind, job.shards),
         format!("AdminComment={comment}"),
-    ]
+    ];
+    if job.requeued() > 0 {
+        // Slurm lets a requeued job wait for two minutes; it has waited.
+        words.push("StartTime=now".into());
+    }
+    words
 }
 
 /// The job once the words of [`update`] were carried out.

@@ -142,6 +142,26 @@ pub struct Report {
     pub arbiter: Option<ArbiterStatus>,
     /// What is free and how long a demand would wait, one entry for each device.
     pub waits: Vec<WaitMatrix>,
+    /// Jobs of other engines of which it is known how much slower than solo they run; a part of
+    /// them where there are many.
+    pub others: Vec<OtherJob>,
+}
+
+/// Jobs of other engines that a node reports at most.
+pub const MAX_OTHERS: usize = 256;
+
+/// A job that another engine has started, as its node's arbiter measures it.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct OtherJob {
+    /// Its name on the node's arbiter: `slurm.7`.
+    pub name: String,
+    /// Time of an iteration over the last seconds, relative to solo.
+    #[schema(minimum = 0)]
+    pub slowdown: f64,
+    /// How far that is to be trusted.
+    #[schema(minimum = 0, maximum = 1)]
+    pub confidence: f64,
 }
 
 /// What became of an order.
@@ -460,6 +480,8 @@ pub struct NodeView {
     pub open_orders: u64,
     /// Expected waits, as it last published them.
     pub waits: Vec<WaitMatrix>,
+    /// Jobs of other engines, as it last reported them; none while it is silent.
+    pub others: Vec<OtherJob>,
     /// Why it does nothing that this hook says. Empty: it does.
     pub refusal: String,
 }

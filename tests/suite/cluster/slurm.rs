@@ -114,3 +114,43 @@ fn a_queue_that_is_none_and_a_hook_that_is_away_end_the_pass() {
     );
     assert!(!dir.join("changed").exists());
 }
+
+#[test]
+fn a_packer_ends_or_takes_back_what_one_before_it_has_begun() {
+    let hook = Hook::new();
+    let dir = hook.sandbox.path("slurm");
+    fs::create_dir(&dir).expect("a directory");
+    let nodes = "NodeName=n2 State=IDLE Partitions=small Gres=gpu:g0:1,shard:16\n";
+    let marked = "sublet:requeue,at=n2/g0,mem=3G,shards=4,beside=9,slow=9,slower=2.31";
+    let job = |id: u64, state: &str, priority: u64| {
+        json!({
+            "job_id": id, "job_state": [state], "priority": priority, "name": "train",
+            "partition": "small", "nodes": "n2", "gres_detail": ["shard:4(IDX:0)"],
+            "requeue": true, "admin_comment": marked,
+        })
+    };
+    let jobs = json!([
+        job(5, "RUNNING", 9),
+        job(6, "PENDING", 0),
+        job(7, "PENDING", 9)
+    ]);
+    let scontrol = programs(&dir, &jobs, nodes).display().to_string();
+    let outcome = hook.ask(&["slurm", "--once", "--scontrol", &scontrol]);
+    assert_eq!(outcome.succeeded().stdout, "0 jobs released\n");
+    let changed = fs::read_to_string(dir.join("changed")).expect("what was changed");
+    let lines: Vec<&str> = changed.lines().collect();
+    let [back, cleared] = lines[..] else {
+        panic!("{changed}");
+    };
+    assert_eq!(
+        back,
+        "update JobId=5 AdminComment=sublet:at=n2/g0,mem=3G,shards=4"
+    );
+    assert!(
+        cleared.starts_with(
+            "update JobId=6 ReqNodeList= Gres= AdminComment=sublet:hold,mem=3G,share=,class=,\
+             requeued=1,apart=9,after="
+        ) && cleared.ends_with(",because=slurm.9_ran_2.31_times_slower,shards=4"),
+        "{cleared}"
+    );
+}

@@ -41,7 +41,7 @@ use super::adapt::{self, Known, Shared};
 use super::clock::{Clock, Now, Reading};
 use super::records::{Changes, JobRecord, Kept, NodeRecord, Service, SpeedRecord, solo_key};
 use super::store::{Store, StoreError};
-use super::wire::{DecisionView, HookId, Order, RunId, WaitMatrix, What};
+use super::wire::{DecisionView, HookId, Order, OtherJob, RunId, WaitMatrix, What};
 use learned::Learned;
 use past::{Pairs, Solos};
 use place::Resident;
@@ -152,6 +152,8 @@ struct NodeEntry {
     /// As last reported to the policies.
     up: bool,
     waits: Vec<WaitMatrix>,
+    /// Jobs of other engines, as last reported.
+    others: Vec<OtherJob>,
     /// Jobs of each device, as last reported.
     residents: BTreeMap<String, Vec<Resident>>,
 }

@@ -9,8 +9,8 @@ use super::{Hook, NodeEntry, invalid, refuse};
 use crate::live::clock::Now;
 use crate::live::records::NodeRecord;
 use crate::live::wire::{
-    API_MAJOR, Ack, Ended, JobPhase, Order, Orders, Registration, Report, RunId, RunReport,
-    Welcome, What,
+    API_MAJOR, Ack, Ended, JobPhase, MAX_OTHERS, Order, Orders, OtherJob, Registration, Report,
+    RunId, RunReport, Welcome, What,
 };
 
 /// Devices of a node at most: what a mask of free GPUs holds.
@@ -208,6 +208,12 @@ impl Hook {
         }
         entry.heard_s = Some(self.now_s);
         entry.waits = report.waits.into_iter().take(MAX_DEVICES).collect();
+        entry.others = report
+            .others
+            .into_iter()
+            .filter(is_one)
+            .take(MAX_OTHERS)
+            .collect();
         self.watch_nodes();
         self.note_waits();
         let mut acked_seq = 0;
@@ -617,6 +623,12 @@ impl Hook {
         self.rebuild();
         Ok(())
     }
+}
+
+/// Whether a job of another engine is one, with figures that can be.
+fn is_one(job: &OtherJob) -> bool {
+    let fits = control::check_name(&job.name).is_ok();
+    fits && job.slowdown.is_finite() && job.slowdown >= 0.0 && (0.0..=1.0).contains(&job.confidence)
 }
 
 fn check_devices(said: &Registration) -> Result<(), ControlError> {

@@ -86,6 +86,11 @@ impl Hook {
                 .get(name)
                 .map_or(0, |orders| orders.len() as u64),
             waits: entry.waits.clone(),
+            others: if entry.up {
+                entry.others.clone()
+            } else {
+                Vec::new()
+            },
             refusal: self.refusals.get(name).cloned().unwrap_or_default(),
         }
     }

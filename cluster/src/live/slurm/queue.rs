@@ -43,6 +43,7 @@ const NOT_YET: [&str; 5] = [
 enum Loose {
     Text(String),
     Number(u64),
+    Flag(bool),
     Set {
         set: bool,
         number: u64,
@@ -103,6 +104,8 @@ struct Said {
     array_job_id: Loose,
     het_job_id: Loose,
     gres_detail: Loose,
+    requeue: Loose,
+    start_time: Loose,
 }
 
 impl Said {
@@ -111,6 +114,15 @@ impl Said {
         let nodes = expand(self.nodes.text()).unwrap_or_default();
         let each = nodes.iter().zip(self.gres_detail.words());
         each.flat_map(|(node, gres)| taken(node, gres)).collect()
+    }
+
+    /// Whether it runs and its user lets Slurm requeue it. One of an array stays: it has no number
+    /// of its own.
+    fn may_be_requeued(&self) -> bool {
+        let array = self.array_job_id.number().is_some_and(|id| id > 0);
+        matches!(self.job_state.words(), [state] if state == "RUNNING")
+            && matches!(self.requeue, Loose::Flag(true) | Loose::Number(1))
+            && !array
     }
 
     /// Why Slurm has to choose the node of a held job.
@@ -159,7 +171,12 @@ fn job(said_of: &Said) -> Option<QueuedJob> {
         (Phase::Held, Vec::new())
     } else if held && comment.starts_with("place,at=") {
         (Phase::Decided, vec![decided()?])
-    } else if comment.starts_with("at=") && !held && !said_of.state_reason.is(&NOT_YET) {
+    } else if held && comment.starts_with("requeue,at=") {
+        (Phase::Returning, Vec::new())
+    } else if (comment.starts_with("at=") || comment.starts_with("requeue,at="))
+        && !held
+        && !said_of.state_reason.is(&NOT_YET)
+    {
         (Phase::Released, vec![decided()?])
     } else {
         // Slurm's own, or one that its user holds: it takes no place.
@@ -183,6 +200,11 @@ fn job(said_of: &Said) -> Option<QueuedJob> {
         shards,
         taken,
         comment: comment.to_owned(),
+        started_s: match phase {
+            Phase::Running => said_of.start_time.number().unwrap_or(0),
+            _ => 0,
+        },
+        may_go: said_of.may_be_requeued() && said(comment, "at").is_some(),
         partitions: partitions.map(str::to_owned).collect(),
         required: list(&said_of.required_nodes).unwrap_or_default(),
         excluded: list(&said_of.excluded_nodes).unwrap_or_default(),
@@ -256,7 +278,8 @@ pub fn still_held(line: &str, job: u64) -> bool {
     let id = job.to_string();
     match words[..] {
         [said, "PENDING", "0", ref shards @ ..] => {
-            said == id && matches!(shards, [] | ["N/A" | "(null)"])
+            // What was cleared leaves the word before it.
+            said == id && matches!(shards, [] | ["N/A" | "(null)" | "gres:" | "gres/"])
         }
         _ => false,
     }
@@ -266,7 +289,7 @@ pub fn still_held(line: &str, job: u64) -> bool {
 pub const HELD_COLUMNS: &str = "JobID:24,State:24,PriorityLong:24,tres-per-node:256";
 
 /// The first value of each word of a line of `scontrol -o`.
-fn fields(line: &str) -> BTreeMap<&str, &str> {
+pub(super) fn fields(line: &str) -> BTreeMap<&str, &str> {
     let words = line.split_whitespace();
     let mut fields = BTreeMap::new();
     for (name, value) in words.filter_map(|word| word.split_once('=')) {

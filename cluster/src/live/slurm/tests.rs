@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::live::wire::Device;
+use crate::live::wire::{Device, OtherJob, WaitMatrix};
 
 const NODES: &str = "\
 NodeName=n1 Arch=x86_64 CoresPerSocket=8 State=MIXED Gres=gpu:g0:1(S:0),gpu:g1:1(S:0),shard:32 Partitions=main,long
@@ -383,4 +383,300 @@ fn what_is_no_queue_and_no_node_is_left_out() {
     let huge =
         "NodeName=n State=IDLE Gres=gpu:g0:1,gpu:9999999999999999999,shard:99999999999999999999";
     assert_eq!(gpus(huge)[0].shards, 0);
+}
+
+const NOW_S: u64 = 1_000_000;
+
+/// A job that the packer has placed, and that runs.
+fn placed(id: u64, started_s: u64, comment: &str) -> Value {
+    json!({
+        "job_id": id, "job_state": ["RUNNING"], "priority": 9, "name": "train", "partition": "main",
+        "nodes": "n1", "gres_detail": ["shard:g0:4(4/16,0/16)"], "requeue": true,
+        "start_time": { "set": true, "infinite": false, "number": started_s },
+        "admin_comment": comment,
+    })
+}
+
+const AT: &str = "sublet:at=n1/g0,device=GPU-a,slowdown=1.00,confidence=0.00,mem=3G,shards=4";
+
+fn limits() -> Limits {
+    Limits {
+        slowdown: 1.5,
+        sustained: std::time::Duration::from_secs(30),
+        within_s: 600,
+        most: 2,
+    }
+}
+
+fn measures(figures: &[(u64, f64, f64)]) -> Vec<NodeView> {
+    let others = figures.iter().map(|(id, slowdown, confidence)| OtherJob {
+        name: format!("slurm.{id}"),
+        slowdown: *slowdown,
+        confidence: *confidence,
+    });
+    vec![NodeView {
+        name: "n1".into(),
+        up: true,
+        others: others.collect(),
+        ..NodeView::default()
+    }]
+}
+
+fn troubles(all: &[Value], nodes: &[NodeView]) -> Vec<(u64, u64, u64)> {
+    let all = read(all);
+    let places = Places::of(gpus(NODES), &all, nodes, SHARD_BYTES);
+    let found = places.troubles(nodes, &limits(), NOW_S);
+    found
+        .iter()
+        .map(|one| (one.slow, one.goes, one.beside))
+        .collect()
+}
+
+#[test]
+fn the_job_that_came_last_goes_where_another_is_too_slow() {
+    let first = placed(5, NOW_S - 500, AT);
+    let last = placed(3, NOW_S - 100, AT);
+    let both = [first.clone(), last.clone()];
+    let slow = measures(&[(5, 2.0, 0.9), (3, 1.2, 0.9)]);
+    assert_eq!(troubles(&both, &slow), [(5, 3, 5)]);
+    // It is itself the slow one, or the slower one.
+    let itself = measures(&[(5, 1.6, 0.9), (3, 3.0, 0.9)]);
+    assert_eq!(troubles(&both, &itself), [(3, 3, 5)]);
+    let none: [(&str, Vec<NodeView>); 4] = [
+        (
+            "inside the limit",
+            measures(&[(5, 1.5, 1.0), (3, 1.0, 1.0)]),
+        ),
+        ("hardly known", measures(&[(5, 9.0, 0.4)])),
+        ("of other jobs", measures(&[(6, 9.0, 1.0)])),
+        ("of a silent node", {
+            let mut nodes = slow.clone();
+            nodes[0].up = false;
+            nodes
+        }),
+    ];
+    for (what, nodes) in none {
+        assert_eq!(troubles(&both, &nodes), [], "{what}");
+    }
+    assert_eq!(
+        troubles(std::slice::from_ref(&last), &measures(&[(3, 9.0, 1.0)])),
+        []
+    );
+    // Ones that may not be moved, and ones that have run for long or were moved often.
+    for (what, other) in [
+        (
+            "its user lets it not",
+            with(last.clone(), "requeue", json!(false)),
+        ),
+        ("of an array", with(last.clone(), "array_job_id", json!(3))),
+        (
+            "ends",
+            with(last.clone(), "job_state", json!(["RUNNING", "COMPLETING"])),
+        ),
+        (
+            "Slurm's own",
+            with(last.clone(), "admin_comment", json!("")),
+        ),
+        ("long there", placed(3, NOW_S - 601, AT)),
+        (
+            "moved twice",
+            placed(3, NOW_S - 100, &AT.replace("mem=", "requeued=2,mem=")),
+        ),
+    ] {
+        let first = placed(5, NOW_S - 900, AT);
+        assert_eq!(troubles(&[first, other], &slow), [], "{what}");
+    }
+    let elsewhere = with(last, "gres_detail", json!(["shard:g0:4(0/16,4/16)"]));
+    assert_eq!(troubles(&[first, elsewhere], &slow), [], "on another GPU");
+}
+
+#[test]
+fn a_slowdown_counts_once_it_has_lasted() {
+    use std::time::{Duration, Instant};
+    let jobs = read(&[placed(5, NOW_S - 500, AT), placed(3, NOW_S - 100, AT)]);
+    let trouble = |beside| Trouble {
+        slow: beside,
+        slowdown: 2.0,
+        goes: 3,
+        beside,
+    };
+    let mut watch = Watch::default();
+    let start = Instant::now();
+    let at = |watch: &mut Watch, s: u64, troubles: &[Trouble]| {
+        let now = start + Duration::from_secs(s);
+        watch
+            .step(troubles.to_vec(), &jobs, limits().sustained, now)
+            .len()
+    };
+    for (s, troubles, lasting) in [
+        (0, &[trouble(5)][..], 0),
+        (29, &[trouble(5)], 0),
+        (31, &[trouble(5)], 1),
+        // A look without it, and it begins anew; another neighbour is another trouble.
+        (32, &[], 0),
+        (33, &[trouble(5)], 0),
+        (70, &[trouble(6)], 0),
+        (71, &[trouble(5)], 0),
+        // Long apart in time, but seen twice only.
+        (200, &[trouble(5)], 0),
+        (201, &[trouble(5)], 1),
+    ] {
+        assert_eq!(at(&mut watch, s, troubles), lasting, "{s}");
+    }
+    watch.refuse(3);
+    assert_eq!(at(&mut watch, 202, &[trouble(5)]), 0, "Slurm says no");
+}
+
+#[test]
+fn a_requeued_job_waits_longer_each_time_and_comes_back_beside_none_of_before() {
+    let trouble = Trouble {
+        slow: 5,
+        slowdown: 2.314,
+        goes: 3,
+        beside: 5,
+    };
+    let comment = |words: &[String]| words.last().unwrap().replacen("AdminComment=", "", 1);
+    let mut job = read(&[placed(3, NOW_S - 100, AT)]).remove(0);
+    assert!(!job.is_marked());
+    let marked = comment(&mark(&job, &trouble));
+    assert!(
+        marked.starts_with("sublet:requeue,at=n1/g0,")
+            && marked.ends_with(",beside=5,slow=5,slower=2.31"),
+        "{marked}"
+    );
+    // The packer was ended before Slurm was asked: as before.
+    let running = read(&[placed(3, NOW_S - 100, &marked)]).remove(0);
+    assert!(running.is_marked());
+    assert_eq!(comment(&unmark(&running)), AT);
+    let ending = with(
+        placed(3, 0, &marked),
+        "job_state",
+        json!(["RUNNING", "COMPLETING"]),
+    );
+    assert!(!read(&[ending])[0].is_marked());
+    // Its user has released it meanwhile: it goes where it was.
+    let released = read(&[pending(3, 9, &marked)]).remove(0);
+    assert_eq!((released.phase, released.shards), (Phase::Released, 4));
+    let mut pauses = Vec::new();
+    let mut marked = marked;
+    for neighbour in [5, 6, 7, 8, 9, 10, 11, 12, 13] {
+        let back = read(&[pending(3, 0, &marked)]).remove(0);
+        assert_eq!((back.phase, back.taken.len()), (Phase::Returning, 0));
+        let words = clear(&back, NOW_S);
+        assert_eq!(words[..3], ["JobId=3", "ReqNodeList=", "Gres="]);
+        let held = comment(&words);
+        job = read(&[pending(3, 0, &held)]).remove(0);
+        assert_eq!((job.phase, job.shards), (Phase::Held, 4), "{held}");
+        assert!(
+            job.apart().contains(&neighbour) && job.apart().len() <= 8,
+            "{held}"
+        );
+        let pause = (0..10_000).find(|s| !job.is_paused(NOW_S + s)).unwrap();
+        pauses.push(pause);
+        let profile = job.profile(SHARD_BYTES);
+        assert_eq!(profile.mem_bytes, Some(3 << 30));
+        // Placed again, it still has its history, and is marked with the next one.
+        let gpu = gpus(NODES).remove(1);
+        let words = update(&job, &gpu, &Decided::default());
+        assert_eq!(words.last().unwrap(), "StartTime=now");
+        let at = words[3]
+            .replacen("AdminComment=", "", 1)
+            .replace("place,", "");
+        let again = read(&[placed(3, NOW_S, &at)]).remove(0);
+        assert_eq!(again.requeued(), job.requeued());
+        marked = comment(&mark(
+            &again,
+            &Trouble {
+                beside: neighbour + 1,
+                ..trouble.clone()
+            },
+        ));
+    }
+    assert_eq!(pauses, [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]);
+    assert!(!job.is_paused(0), "no requeue has set such a time");
+    // Not beside them, and the reason says so.
+    let job = read(&[pending(
+        3,
+        0,
+        "sublet:hold,mem=3G,share=,class=,requeued=1,apart=5+6,after=1,shards=4",
+    )])
+    .remove(0);
+    let there = read(&[
+        placed(5, NOW_S - 500, AT),
+        placed(7, NOW_S - 500, &AT.replace("g0", "g1")),
+    ]);
+    assert_eq!(
+        asked(&job, &there),
+        [on("n1", "g1", 0), on("n2", "g0", 0), on("n2", "g1", 0)]
+    );
+    assert!(
+        job.without_place(&[]).contains("away from the jobs"),
+        "{}",
+        job.without_place(&[])
+    );
+}
+
+#[test]
+fn what_is_free_is_written_into_extra_beside_what_others_have_there() {
+    let jobs = read(&[
+        running(3, "n1", &["shard:g0:8(IDX:0)"]),
+        placed(4, NOW_S, &AT.replace("mem=", "share=0.9,mem=")),
+        running(5, "n2", &["gpu:g1:1(IDX:1)"]),
+    ]);
+    let mut nodes = vec![NodeView {
+        name: "n2".into(),
+        up: true,
+        devices: vec![Device {
+            uuid: "GPU-a".into(),
+            ..Device::default()
+        }],
+        waits: vec![WaitMatrix {
+            uuid: "GPU-a".into(),
+            free_share: 0.55,
+            free_bytes: (9 << 30) + 5,
+            ..WaitMatrix::default()
+        }],
+        ..NodeView::default()
+    }];
+    let shown = |extra: [&str; 3]| {
+        let mut lines = NODES.lines().map(str::to_owned).collect::<Vec<_>>();
+        for (line, extra) in lines.iter_mut().zip(extra) {
+            line.push_str(extra);
+        }
+        lines.join("\n")
+    };
+    let extra = |shown: &str, nodes: &[NodeView]| {
+        let places = Places::of(gpus(shown), &jobs, nodes, SHARD_BYTES);
+        places.extra(shown, nodes)
+    };
+    let n1 = r#"{"g0_gpumem_free":4,"g0_gpushare_free":0.1,"g1_gpumem_free":16,"g1_gpushare_free":1.0,"gpumem_free":16,"gpushare_free":1.0}"#;
+    let n2 = r#"{"g0_gpumem_free":9,"g0_gpushare_free":0.55,"g1_gpumem_free":0,"g1_gpushare_free":0.0,"gpumem_free":9,"gpushare_free":0.55}"#;
+    let all = extra(NODES, &nodes);
+    let words =
+        |node: &str, extra: &str| vec![format!("NodeName={node}"), format!("Extra={extra}")];
+    assert_eq!(all[..2], [words("n1", n1), words("n2", n2)]);
+    assert_eq!(all.len(), 3, "n10 has one of a kind: {all:?}");
+    // Once it is there, nothing is written, and what is somebody else's stays.
+    let known = shown([
+        &format!(" Extra={n1} Weight=1"),
+        &format!(" Extra={n2}"),
+        "",
+    ]);
+    assert_eq!(extra(&known, &nodes).len(), 1);
+    let site = shown([
+        r#" Extra={"rack":7,"g9_gpumem_free":3}"#,
+        " Extra=in rack 7",
+        "",
+    ]);
+    let found = extra(&site, &nodes);
+    let with_rack = n1.replace(
+        "\"gpushare_free\":1.0}",
+        "\"gpushare_free\":1.0,\"rack\":7}",
+    );
+    assert_eq!(found[0], words("n1", &with_rack));
+    assert_eq!(found.len(), 2, "free text is left alone: {found:?}");
+    // What a silent node has reported counts for nothing.
+    nodes[0].up = false;
+    let silent = extra(NODES, &nodes);
+    assert!(silent[1][1].contains("\"g0_gpumem_free\":16"), "{silent:?}");
 }

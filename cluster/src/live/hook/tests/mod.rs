@@ -180,6 +180,7 @@ impl Fake {
             runs: runs.collect(),
             arbiter: Some(arbiter),
             waits: waits.collect(),
+            others: Vec::new(),
         }
     }
 

@@ -358,3 +358,44 @@ fn a_node_with_more_orders_than_one_answer_holds_gets_them_all() {
         "nothing of it will be started again"
     );
 }
+
+#[test]
+fn jobs_of_other_engines_are_shown_while_their_node_reports() {
+    let mut world = World::new(&[1], None);
+    world.until("the node is heard", 10.0, |world| {
+        world.hook().status().nodes.iter().any(|node| node.up)
+    });
+    let job = |name: &str, slowdown, confidence| OtherJob {
+        name: name.into(),
+        slowdown,
+        confidence,
+    };
+    let good = job("slurm.7", 1.5, 0.9);
+    let report = |others: Vec<OtherJob>| Report {
+        instance: "n0-1".into(),
+        others,
+        ..Report::default()
+    };
+    let now = world.now();
+    let said = vec![
+        job("slurm.1", f64::NAN, 0.9),
+        job("slurm.2", f64::INFINITY, 0.9),
+        job("slurm.3", -1.0, 0.9),
+        job("slurm.4", 2.0, 1.5),
+        job("slurm.5\nJobId=6", 2.0, 0.9),
+        good.clone(),
+    ];
+    world.hook().report("n0", report(said), now).unwrap();
+    assert_eq!(world.hook().status().nodes[0].others, [good]);
+    let many = (0..10_000).map(|at| job(&format!("slurm.{at}"), 1.0, 1.0));
+    world
+        .hook()
+        .report("n0", report(many.collect()), now)
+        .unwrap();
+    assert_eq!(world.hook().status().nodes[0].others.len(), 256);
+    world.nodes[0].silent = true;
+    world.until("the node is silent", 60.0, |world| {
+        world.hook().status().nodes.iter().all(|node| !node.up)
+    });
+    assert_eq!(world.hook().status().nodes[0].others, []);
+}
