@@ -110,8 +110,9 @@ mod tests {
     use crate::live::routes::ROUTES;
     use crate::live::wire::{
         Ack, DecisionView, Device, Ended, Fed, FedPair, Feed, Health, HookId, HookStatus, JobPhase,
-        JobView, KindView, NodeView, Order, Orders, OtherJob, PairView, Registration, Report, RunId,
-        RunReport, Signal, SpeedView, StartRun, Submission, Terms, WaitMatrix, Welcome, What,
+        JobView, KindView, NodeView, Order, Orders, OtherJob, PairView, Registration, Report,
+        RunId, RunReport, Signal, SpeedView, StartRun, Submission, Terms, WaitMatrix, Welcome,
+        What,
     };
 
     fn document() -> Value {
