@@ -487,7 +487,7 @@ fn programs_for_llm_ds_orchestrator_take_turns_here() {
     let _server = Running::start(&mut sandbox.sublet(["timeslice"]));
     let socket = sandbox.path("run/timeslice.sock");
     let mut caller = Caller::at(&socket);
-    let mut acquire = |caller: &mut Caller, job: &str| -> Result<v1alpha1::AcquireResponse, _> {
+    let acquire = |caller: &mut Caller, job: &str| -> Result<v1alpha1::AcquireResponse, _> {
         caller.ask(ACQUIRE, of(job, "rl"), PATIENCE)
     };
     let first = acquire(&mut caller, "a").expect("its turn");
