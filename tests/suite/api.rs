@@ -382,7 +382,7 @@ fn over_tcp_a_users_token_reaches_that_users_jobs_and_no_others() {
     let address = host.open_to_others(&tokens.map(section).concat());
     let mut owner = host.caller(OWNER);
     let job = json!({
-        "name": "owned", "simulated": true, "evictable": true,
+        "name": "owned", "simulated": true, "evictable": true, "group": "rl",
         "command": ["train", SECRET],
     });
     let (status, said) = owner.ask("POST", "/v1/jobs", Some(&job));
@@ -402,6 +402,7 @@ fn over_tcp_a_users_token_reaches_that_users_jobs_and_no_others() {
         let (body, local) = row.unwrap_or_else(|| panic!("no row for {method} {path}"));
         let body = body.as_ref().map(Value::to_string);
         let mut asked = path.replace("{job}", "owned").replace("{device}", "0");
+        asked = asked.replace("{group}", "rl");
         match path.as_str() {
             "/v1/config" => asked += &format!("?pid={pid}"),
             "/v1/events/stream" => asked += "?since_seq=0",

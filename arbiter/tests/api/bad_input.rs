@@ -364,7 +364,7 @@ fn no_field_of_any_operation_takes_what_is_not_meant_for_it_by_halves() {
         if schema.is_null() {
             continue;
         }
-        assert!(names.len() >= 2, "{method} {path}: {names:?}");
+        assert!(!names.is_empty(), "{method} {path}");
         let (target, good) = sensible(&method, &path);
         let mut http = connect(&bench.daemon);
         for name in &names {

@@ -6,6 +6,7 @@ mod clients;
 mod followers;
 mod tcp;
 
+use control::{Acquire, Client};
 use serde_json::{Value, json};
 use testbed::http::{Answer, Http};
 
@@ -34,19 +35,33 @@ fn operations() -> Vec<(String, String)> {
     all
 }
 
-/// A request that makes sense for each operation, once there is a job `a` on a device.
+/// A request that makes sense for each operation, once there is a job `a` on a device that has the
+/// turn of its group ([`take_turn`]).
 fn sensible(method: &str, path: &str) -> (String, Option<Value>) {
     let body = match (method, path) {
         ("POST", "/v1/jobs") => Some(json!({"name": "b", "simulated": true, "share": 0.25})),
         ("PATCH", "/v1/jobs/{job}") => Some(json!({"share": 0.5})),
         ("PATCH", _) => Some(json!({"quantum": "9ms"})),
+        ("POST", "/v1/jobs/{job}/acquire") => Some(json!({"group": "turns", "timeout_ms": 60_000})),
+        ("POST", "/v1/jobs/{job}/yield") => Some(json!({"group": "turns"})),
         ("POST", "/v1/moves") => Some(json!({"evict": ["a"]})),
         ("POST", "/v1/hook-refusals") => {
             Some(json!({"hook": "http://127.0.0.1:1", "reason": "another"}))
         }
         _ => None,
     };
-    (path.replace("{job}", "a").replace("{device}", "0"), body)
+    let path = path.replace("{job}", "a").replace("{device}", "0");
+    (path.replace("{group}", "turns"), body)
+}
+
+/// Gives job `a` the turn of the group that requests are about.
+fn take_turn(operator: &mut Client) {
+    let acquire = Acquire {
+        group: "turns".into(),
+        timeout_ms: 60_000,
+    };
+    let acquired = operator.acquire("a", &acquire).expect("served");
+    assert!(acquired.acquired, "{acquired:?}");
 }
 
 /// An error as every error is.
@@ -71,12 +86,13 @@ fn every_operation_answers_as_the_document_says() {
     let mut operator = daemon.operator();
     let job = operator.register(named("a", 0.5)).expect("registered");
     let _client = attach(&job);
+    take_turn(&mut operator);
     let document: Value = serde_json::from_str(&arbiter::api::openapi::DOCUMENT).expect("JSON");
     let mut http = connect(&daemon);
     let mut all = operations();
     // The end is the last.
     all.sort_by_key(|(_, path)| path == "/v1/shutdown");
-    assert_eq!(all.len(), 18);
+    assert_eq!(all.len(), 22);
     for (method, path) in &all {
         if path == "/v1/events/stream" {
             // It has tests of its own, and no end.

@@ -12,7 +12,7 @@ use serde_json::Value;
 use testbed::http::{Answer, Http};
 use testbed::tls::{self, TLS12, TLS13};
 
-use super::{error_of, operations, sensible};
+use super::{error_of, operations, sensible, take_turn};
 use crate::bench::{Daemon, Worker, attach, directory, named, until};
 
 const READER: &str = "rrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrr";
@@ -265,6 +265,7 @@ fn a_read_only_token_reads_and_changes_nothing() {
     let job = operator.register(job).expect("registered");
     let worker = Worker::start(attach(&job));
     until("it works", || (worker.launches() > 0).then_some(()));
+    take_turn(&mut operator);
     let jobs = || {
         let jobs = open.daemon.operator().list().expect("served");
         jobs.into_iter()
@@ -308,6 +309,7 @@ fn an_operators_token_does_what_the_arbiters_user_may_but_registers_nobody() {
     let job = operator.register(job).expect("registered");
     let worker = Worker::start(attach(&job));
     until("it works", || (worker.launches() > 0).then_some(()));
+    take_turn(&mut operator);
     drop(operator);
     for (what, answer) in ask_each(&open, OPERATOR) {
         let wanted = match what.as_str() {
