@@ -35,7 +35,7 @@ pub(super) const CONTAINER: &CStr = c"SUBLET_CONTAINER";
 /// Says that the driver simulates.
 const SIMULATED: &str = "SUBLET_SIM";
 /// The settings of a job.
-const OWN: [&str; 16] = [
+const OWN: [&str; 17] = [
     "SUBLET_MEM",
     "SUBLET_SHARE",
     "SUBLET_SHARE_MIN",
@@ -43,6 +43,7 @@ const OWN: [&str; 16] = [
     "SUBLET_CLASS",
     "SUBLET_DEVICE",
     "SUBLET_GANG",
+    "SUBLET_GROUP",
     "SUBLET_DEADLINE",
     "SUBLET_WORK",
     "SUBLET_ON_ARBITER_LOSS",
