@@ -33,6 +33,7 @@ mod run;
 mod set;
 mod simulate;
 mod table;
+mod tls_flags;
 mod top;
 mod trace;
 mod unmanaged;

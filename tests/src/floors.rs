@@ -397,6 +397,7 @@ pub const CRATES: [Crate; 19] = [
                     "mistake",
                     "printable",
                     "table",
+                    "tls_flags",
                     "recording",
                     "unmanaged",
                     "when",

@@ -10,6 +10,8 @@ use control::Class;
 use control::kinds::Flag;
 use control::setting::Kind as _;
 
+use crate::tls_flags::TlsFlags;
+
 /// The hook above the nodes: arbiters report to it (`sublet arbiter --cluster URL`), users submit
 /// jobs to it, and it decides where they run
 #[derive(Debug, Args)]
@@ -59,16 +61,8 @@ pub struct Serve {
     /// DIR/token, made if missing]
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Serve over TLS alone: certificate with its chain, PEM. Renewed files count within seconds
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
-    pub tls_cert: Option<PathBuf>,
-    /// Key of the certificate, PEM, mode 600
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub tls_key: Option<PathBuf>,
-    /// Demand certificates of clients, by the authorities in this file: each speaks as the node
-    /// that its own names
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub tls_client_ca: Option<PathBuf>,
+    #[command(flatten)]
+    pub tls: TlsFlags,
     /// The name in certificates of those who may do all that nodes do not: submit, cancel, decide;
     /// may be repeated [default: operator]
     #[arg(long, value_name = "NAME", requires = "tls_client_ca")]

@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ::certificates::{ClientFiles, Notice, Server, ServerFiles, Versions};
+use ::certificates::{ClientFiles, Versions};
 use anyhow::{Context, anyhow, bail};
 use cluster::live::auth::Token;
 use cluster::live::clock::Reading;
@@ -86,7 +86,7 @@ fn serve(args: &Serve) -> anyhow::Result<String> {
             args.listen
         );
     }
-    if args.tls_cert.is_none() && !args.plain_text && !args.listen.ip().is_loopback() {
+    if args.tls.tls_cert.is_none() && !args.plain_text && !args.listen.ip().is_loopback() {
         bail!(
             "listening at {} without TLS lets others read jobs, their variables and orders on the way: give --tls-cert and --tls-key (`sublet cluster certificates` makes them), or --plain-text where the network is your own",
             args.listen
@@ -96,20 +96,7 @@ fn serve(args: &Serve) -> anyhow::Result<String> {
         // Nobody may be listening any more.
         let _ = writeln!(io::stderr(), "sublet cluster: {line}");
     };
-    let tls = match (&args.tls_cert, &args.tls_key) {
-        (Some(certificate), Some(key)) => {
-            let files = ServerFiles {
-                certificate: certificate.clone(),
-                key: key.clone(),
-                clients: args.tls_client_ca.clone(),
-            };
-            let tell = move |notice: Notice<'_>| say(&notice.to_string());
-            let tls = Server::open(&files, Versions::Latest, tell)?;
-            tls.follow().context("cannot start a thread")?;
-            Some(tls)
-        }
-        _ => None,
-    };
+    let tls = args.tls.server(Versions::Latest, say)?;
     let hook = Hook::open(&args.state, config, Reading::now())?;
     let id = hook.id().clone();
     // A token on loopback too: every user of this host reaches it, and jobs run as the arbiters'
@@ -135,7 +122,7 @@ fn serve(args: &Serve) -> anyhow::Result<String> {
     let mut service = Service::new(hook, &token, Box::new(say));
     if let Some(tls) = tls {
         let operators = match args.operator.as_slice() {
-            _ if args.tls_client_ca.is_none() => Vec::new(),
+            _ if args.tls.tls_client_ca.is_none() => Vec::new(),
             [] => vec![certificates::OPERATOR.to_owned()],
             names => names.to_vec(),
         };

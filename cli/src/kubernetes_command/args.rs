@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use crate::cluster_command::args::Hook;
+use crate::tls_flags::TlsFlags;
 
 /// Beside a kubelet, and beside Kubernetes' scheduler: pods share GPUs, and this node's arbiter
 /// enforces what each was given
@@ -175,16 +176,8 @@ pub struct Extender {
     /// Where to listen; port 0 takes a free one, which is then printed
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7071")]
     pub listen: SocketAddr,
-    /// Serve over TLS alone: certificate with its chain, PEM. Renewed files count within seconds
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
-    pub tls_cert: Option<PathBuf>,
-    /// Key of the certificate, PEM, mode 600
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub tls_key: Option<PathBuf>,
-    /// Answer only who shows a certificate of the authorities in this file: the scheduler's
-    /// (tlsConfig.certFile)
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub tls_client_ca: Option<PathBuf>,
+    #[command(flatten)]
+    pub tls: TlsFlags,
     /// How long a question of the scheduler may take: less than its httpTimeout. Half of it is the
     /// hook's
     #[arg(long, value_name = "TIME", default_value = "4500ms", value_parser = control::parse_span)]

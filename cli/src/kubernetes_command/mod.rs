@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
-use certificates::{Notice, ServerFiles, Versions};
+use certificates::Versions;
 use control::paths::{RuntimeDir, Surroundings};
 use kubernetes::advice::Adviser;
 use kubernetes::api::{Api, is_name};
@@ -130,20 +130,8 @@ fn extend(args: &Extender) -> anyhow::Result<()> {
     let say = |line: &str| {
         let _ = writeln!(io::stderr(), "sublet: {line}");
     };
-    let tls = match (&args.tls_cert, &args.tls_key) {
-        (Some(certificate), Some(key)) => {
-            let files = ServerFiles {
-                certificate: certificate.clone(),
-                key: key.clone(),
-                clients: args.tls_client_ca.clone(),
-            };
-            let tell = move |notice: Notice<'_>| say(&notice.to_string());
-            let tls = certificates::Server::open(&files, Versions::From12, tell)?;
-            tls.follow().context("cannot start a thread")?;
-            Some(tls)
-        }
-        _ => None,
-    };
+    // kube-schedulers speak 1.2 as well.
+    let tls = args.tls.server(Versions::From12, say)?;
     let address = args.listen;
     let listening = std::net::TcpListener::bind(address)
         .and_then(|listener| Ok((listener.local_addr()?, listener)));

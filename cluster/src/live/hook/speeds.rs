@@ -81,10 +81,14 @@ impl Hook {
                 witnesses: Vec::new(),
             });
         let same = |new: f64, old: f64| (0.9..1.1).contains(&(new / old));
+        let same_or_none = |new: Option<f64>, old: Option<f64>| match (new, old) {
+            (Some(new), Some(old)) => same(new, old),
+            (new, old) => new.is_none() && old.is_none(),
+        };
         let own = record.witnesses.iter().position(|one| one.node == node);
         if let Some(old) = own.map(|at| &record.witnesses[at])
             && same(solo.launches_per_s, old.launches_per_s)
-            && solo.iterations_per_s.is_some() == old.iterations_per_s.is_some()
+            && same_or_none(solo.iterations_per_s, old.iterations_per_s)
             && now_s - old.at_s < CONFIRM_S
         {
             return true;
