@@ -15,7 +15,7 @@ mod tests;
 pub use client::{Client, ClientFiles};
 pub use explain::{explain, is_no_tls, is_refusal};
 pub use followed::{Followed, Notice, Stamp, Taken, Wrong, read};
-pub use make::{Authority, Lab, Made, MakeError, Purpose, write_pair};
+pub use make::{Authority, Lab, Made, MakeError, Purpose, check_names, write_pair};
 pub use names::names;
 pub use server::{Server, ServerFiles, Versions};
 

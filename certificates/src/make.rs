@@ -94,6 +94,20 @@ fn failed(error: &rcgen::Error) -> MakeError {
     MakeError::Made(error.to_string())
 }
 
+/// Whether certificates can have these names.
+///
+/// # Errors
+/// [`MakeError::Name`]
+pub fn check_names(names: &[String]) -> Result<(), MakeError> {
+    for name in names {
+        let is_name = rustls::pki_types::ServerName::try_from(name.as_str()).is_ok();
+        if !is_name || name.contains('*') {
+            return Err(MakeError::Name { name: name.clone() });
+        }
+    }
+    Ok(())
+}
+
 /// From a day ago until in so many days.
 fn span(params: &mut CertificateParams, now: SystemTime, days: u32) {
     params.not_before = (now - BEFORE).into();
@@ -172,12 +186,7 @@ impl Authority {
         now: SystemTime,
         days: u32,
     ) -> Result<Made, MakeError> {
-        for name in names {
-            let is_name = rustls::pki_types::ServerName::try_from(name.as_str()).is_ok();
-            if !is_name || name.contains('*') {
-                return Err(MakeError::Name { name: name.clone() });
-            }
-        }
+        check_names(names)?;
         let mut params = CertificateParams::new(names.to_vec()).map_err(|error| failed(&error))?;
         let mut subject = DistinguishedName::new();
         if let Some(first) = names.first() {

@@ -115,8 +115,7 @@ pub fn timeslice(args: &Timeslice) -> Result<String> {
         Some(path) => path.clone(),
         None => dir.path().join("timeslice.sock"),
     };
-    kubernetes::timeslice::serve(&path, &dir.api_socket())
-        .map_err(|error| anyhow!("{}: {error}", path.display()))?;
+    kubernetes::timeslice::serve(&path, &dir.api_socket())?;
     Ok(String::new())
 }
 

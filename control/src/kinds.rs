@@ -8,8 +8,7 @@ use serde_json::{Value as Json, json};
 use utoipa::PartialSchema;
 use utoipa::openapi::{RefOr, Schema};
 
-use crate::error::one_line;
-use crate::name::{NAME_MAX_BYTES, check_name};
+use crate::name::check_name;
 use crate::setting::{Form, Kind};
 use crate::size::MemLimit;
 use crate::span::{Span, parse_span, short_span};
@@ -148,10 +147,8 @@ impl Kind for Name {
     const EXAMPLE: &'static str = "\"rl\"";
 
     fn parse(text: &str) -> Result<String, String> {
-        let good = check_name(text).is_ok();
-        good.then(|| text.to_owned()).ok_or_else(|| {
-            format!("`{}` is no name: write 1 to {NAME_MAX_BYTES} letters, digits, `.`, `_` or `-`, beginning with a letter or digit", one_line(text, 80))
-        })
+        check_name(text).map_err(|error| error.to_string())?;
+        Ok(text.to_owned())
     }
 
     fn schema() -> Json {

@@ -1,12 +1,15 @@
 //! Names of jobs: what is allowed, and what a command is called when nobody says.
 
+use crate::error::one_line;
+
 /// Longer names would break tables and, with a suffix, file names.
 pub const NAME_MAX_BYTES: usize = 64;
 
 /// Why a name is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no job name: write 1 to {NAME_MAX_BYTES} letters, digits, `.`, `_` or `-`, beginning with a letter or digit"
+    "`{}` is no name: write 1 to {NAME_MAX_BYTES} letters, digits, `.`, `_` or `-`, beginning with a letter or digit",
+    one_line(.0, 80)
 )]
 pub struct BadName(pub String);
 

@@ -28,6 +28,9 @@ pub fn make(args: &Certificates) -> anyhow::Result<String> {
         bail!("whom for? give --hook HOST, --node NODE or --operator");
     }
     let wanted = wanted(args)?;
+    for one in &wanted {
+        certificates::check_names(&one.names)?;
+    }
     let now = SystemTime::now();
     let lab = Lab::open(&args.dir, now)?;
     // All or none: what is there is reported before anything is made.
@@ -120,4 +123,25 @@ pub fn node_token(args: &NodeToken) -> anyhow::Result<String> {
         "{}\n",
         Secret::new(&token).token_of_node(&args.node)
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_no_certificate_can_have_leaves_nothing_behind() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = place.path().join("lab");
+        let args = Certificates {
+            dir: dir.clone(),
+            hook: vec!["head".into(), "a*b".into()],
+            node: Vec::new(),
+            operator: false,
+            days: 1,
+            renew: false,
+        };
+        let error = make(&args).unwrap_err().to_string();
+        assert!(error.contains("`a*b`") && !dir.exists(), "{error}");
+    }
 }
