@@ -33,6 +33,7 @@ pub fn acquire(args: &AcquireTurn) -> Result<(String, bool)> {
     let ends = Instant::now() + args.timeout;
     // An arbiter that is restarted forgets who waits: they ask again.
     let mut away: Option<Instant> = None;
+    let mut was_there = is_own;
     let acquired = loop {
         let left = ends.saturating_duration_since(Instant::now());
         let acquire = Acquire {
@@ -49,10 +50,10 @@ pub fn acquire(args: &AcquireTurn) -> Result<(String, bool)> {
             Err(error) => error,
         };
         if reached {
-            away = None;
+            (away, was_there) = (None, true);
         }
         let since = *away.get_or_insert_with(Instant::now);
-        let comes_back = (is_own || reached) && is_passing(&error) && since.elapsed() < RESTART;
+        let comes_back = was_there && is_passing(&error) && since.elapsed() < RESTART;
         if !comes_back || Instant::now() >= ends {
             return Err(refused(error).into());
         }

@@ -6,7 +6,9 @@ use std::process::Command;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use control::{Acquire, Acquired, Client, GiveUp, GroupState, GroupStatus, Turn};
+use control::{
+    Acquire, Acquired, Client, GiveUp, GroupState, GroupStatus, Residence, ResidenceState, Turn,
+};
 use kubernetes::grpc;
 use kubernetes::proto::timeslice as v1alpha1;
 use nix::time::{ClockId, clock_gettime};
@@ -105,6 +107,7 @@ fn group(sandbox: &Sandbox) -> GroupStatus {
         .expect("the group")
 }
 
+#[track_caller]
 fn wait_in_line(sandbox: &Sandbox, jobs: &[&str]) {
     wait_until("they wait", || {
         (group(sandbox).waiting == jobs).then_some(())
@@ -124,14 +127,28 @@ fn checked(run: &mut ProgramRun) {
     assert!(said["stripes"].as_u64().expect("a number") > 30, "{said}");
 }
 
-fn resident(sandbox: &Sandbox, job: &str) -> (u64, u64, u64) {
-    let status = sandbox.job_status(job).expect("the job");
-    let residence = status.residence.expect("it is evictable");
-    (
-        residence.evictable_bytes,
-        residence.resident_bytes,
-        residence.evictions,
-    )
+/// The group once it is as expected: reports follow what processes do, a step of the arbiter later.
+#[track_caller]
+fn group_once(sandbox: &Sandbox, what: &str, is_so: impl Fn(&GroupStatus) -> bool) -> GroupStatus {
+    wait_until(what, || Some(group(sandbox)).filter(&is_so))
+}
+
+/// Where a job's memory is, once nothing of it moves any more and so much of it is on the device.
+#[track_caller]
+fn settled(sandbox: &Sandbox, job: &str, bytes: u64) -> Box<Residence> {
+    let mut last = None;
+    wait_until("its memory is where it belongs", || {
+        let residence = sandbox.job_status(job)?.residence?;
+        if last.as_ref() != Some(&residence) {
+            println!("{job}: {residence:?}");
+            last = Some(residence.clone());
+        }
+        let rests = matches!(
+            residence.state,
+            ResidenceState::Resident | ResidenceState::Evicted
+        );
+        (rests && residence.resident_bytes == bytes).then_some(residence)
+    })
 }
 
 #[test]
@@ -148,16 +165,19 @@ fn two_jobs_that_do_not_fit_together_take_turns_and_keep_what_they_have() {
     let yielded = give_up(&sandbox, "a");
     assert!(yielded.stays && yielded.waiting == 0, "{yielded:?}");
     left.send("launch");
-    let status = group(&sandbox);
-    assert_eq!((status.state, status.holder), (GroupState::Yielded, None));
+    let status = group_once(&sandbox, "what it has is seen", |one| {
+        one.state == GroupState::Yielded
+    });
+    assert_eq!(status.holder, None);
     wait_until("it waits at its gate", || {
         let events = sandbox.events();
         let needed = |one: &control::Event| one.kind == "turn_needed" && one.job == "a";
         events.into_iter().find(needed)
     });
-    let (all, there, evictions) = resident(&sandbox, "a");
-    let stays = all >= 576 << 20 && there == all && evictions == 0;
-    assert!(stays, "{there} of {all}, {evictions}");
+    let residence = sandbox.job_status("a").and_then(|job| job.residence);
+    let all = residence.expect("it is evictable").evictable_bytes;
+    assert!(all >= 576 << 20, "{all}");
+    assert_eq!(settled(&sandbox, "a", all).evictions, 0);
     let before_ns = now_ns();
     assert!(!acquire(&sandbox, "a").restored);
     let done_ns = json(&left.answer())["done_ns"].as_u64().expect("a time");
@@ -171,8 +191,7 @@ fn two_jobs_that_do_not_fit_together_take_turns_and_keep_what_they_have() {
         events.into_iter().find(needed)
     });
     assert_eq!(json(&left.ask("launch"))["stripes"], 36);
-    let (_, there, evictions) = resident(&sandbox, "a");
-    assert_eq!((there, evictions), (all, 0));
+    assert_eq!(settled(&sandbox, "a", all).evictions, 0);
 
     // It asks: the other one's memory leaves.
     let line = waiting(&sandbox, "bb");
@@ -180,10 +199,9 @@ fn two_jobs_that_do_not_fit_together_take_turns_and_keep_what_they_have() {
     give_up(&sandbox, "a");
     assert!(testbed::join(line).expect("it may").acquired);
     assert_eq!(json(&right.answer())["ready"], true);
-    let (_, there, evictions) = resident(&sandbox, "a");
-    assert_eq!((there, evictions), (0, 1));
-    let why = sandbox.job_status("a").and_then(|job| job.residence);
-    let why = why.expect("it is evictable").reason;
+    let residence = settled(&sandbox, "a", 0);
+    assert_eq!(residence.evictions, 1);
+    let why = residence.reason;
     assert!(why.contains("another job of its group"), "{why}");
 
     // Its launch of before waits for its next turn.
@@ -214,8 +232,9 @@ fn two_jobs_that_do_not_fit_together_take_turns_and_keep_what_they_have() {
             checked(run);
         }
     }
-    let (_, _, evictions) = resident(&sandbox, "bb");
-    assert!(evictions >= 10, "{evictions}");
+    // In each round it has come once and left once.
+    let evictions = settled(&sandbox, "bb", 0).evictions;
+    assert!(evictions > 10, "{evictions}");
     let text = Outcome::of(&mut sandbox.sublet(["ps"])).succeeded().stdout;
     assert!(
         text.contains("a has the turn, bb has not asked for it"),
@@ -389,6 +408,8 @@ fn turns_outlive_the_arbiter() {
     wait_in_line(&sandbox, &["bb"]);
     arbiter.kill();
     drop(arbiter.wait());
+    // For longer than between two looks for it.
+    std::thread::sleep(Duration::from_millis(500));
     let _arbiter = sandbox.arbiter();
     let status = group(&sandbox);
     assert_eq!(
@@ -479,6 +500,23 @@ const OLDER_YIELD: &str = "/accelerator_orchestrator.v1alpha1.AcceleratorOrchest
 const LIST: &str = "/timeslice_orchestrator.v1alpha1.TimeSliceOrchestratorService/ListGroups";
 const STATUS: &str = "/timeslice_orchestrator.v1alpha1.TimeSliceOrchestratorService/GetGroupStatus";
 
+/// The status of the group `rl` once it is as expected.
+#[track_caller]
+fn status_once(
+    caller: &mut Caller,
+    what: &str,
+    is_so: impl Fn(&v1alpha1::GetGroupStatusResponse) -> bool,
+) -> v1alpha1::GetGroupStatusResponse {
+    let question = || v1alpha1::GetGroupStatusRequest {
+        group_id: "rl".into(),
+    };
+    wait_until(what, || {
+        let status = caller.ask(STATUS, question(), PATIENCE).expect("there");
+        println!("{status:?}");
+        Some(status).filter(&is_so)
+    })
+}
+
 #[test]
 fn programs_for_llm_ds_orchestrator_take_turns_here() {
     let sandbox = sandbox();
@@ -498,13 +536,11 @@ fn programs_for_llm_ds_orchestrator_take_turns_here() {
         .expect("it has it");
     assert!(yielded.success && yielded.snapshot_deferred, "{yielded:?}");
     assert_eq!(yielded.pending_waiters, 0);
-    let question = || v1alpha1::GetGroupStatusRequest {
-        group_id: "rl".into(),
-    };
-    let status: v1alpha1::GetGroupStatusResponse =
-        caller.ask(STATUS, question(), PATIENCE).expect("there");
+    let status = status_once(&mut caller, "what it has is seen", |status| {
+        let group = status.group.as_ref().expect("the group");
+        group.group_state() == v1alpha1::GroupState::IdleYielded
+    });
     let status = status.group.expect("the group");
-    assert_eq!(status.group_state(), v1alpha1::GroupState::IdleYielded);
     assert_eq!(
         (status.locking_job.as_str(), status.loaded_job.as_str()),
         ("", "a")
@@ -513,17 +549,14 @@ fn programs_for_llm_ds_orchestrator_take_turns_here() {
     let mut second_job = tenant(&sandbox, "bb", &[]);
     assert!(acquire(&mut caller, "bb").expect("its turn").success);
     assert_eq!(json(&second_job.answer())["ready"], true);
-    let status: v1alpha1::GetGroupStatusResponse =
-        caller.ask(STATUS, question(), PATIENCE).expect("there");
-    let states: Vec<_> = status
-        .agent_job_states
-        .iter()
-        .map(|one| one.job_state())
-        .collect();
-    assert_eq!(
-        states,
-        [v1alpha1::JobState::Saved, v1alpha1::JobState::Running]
-    );
+    let status = status_once(&mut caller, "one is saved, one runs", |status| {
+        let states: Vec<_> = status
+            .agent_job_states
+            .iter()
+            .map(|one| one.job_state())
+            .collect();
+        states == [v1alpha1::JobState::Saved, v1alpha1::JobState::Running]
+    });
     let status = status.group.expect("the group");
     assert_eq!(
         (status.locking_job.as_str(), status.active_job.as_str()),
