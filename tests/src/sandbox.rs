@@ -32,10 +32,7 @@ impl Running {
     /// # Panics
     /// When it cannot be started.
     pub fn start(command: &mut Command) -> Self {
-        let child = command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
+        let child = within::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))
             .unwrap_or_else(|error| panic!("{command:?}: {error}"));
         Self(Some(child))
     }

@@ -76,7 +76,8 @@ struct Caller {
 
 impl Caller {
     fn start(program: &Path, socket: &Path, uid: u32) -> Self {
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        command
             .args(["--exact", "api::role", "--nocapture", "--test-threads=1"])
             .env_clear()
             .env(ROLE, socket)
@@ -86,9 +87,8 @@ impl Caller {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .uid(uid)
-            .gid(uid)
-            .spawn()
-            .expect("it starts");
+            .gid(uid);
+        let mut child = testbed::within::spawn(&mut command).expect("it starts");
         let say = child.stdin.take().expect("a pipe");
         let hear = BufReader::new(child.stdout.take().expect("a pipe"));
         Self { child, say, hear }
@@ -526,7 +526,7 @@ fn who_may_not_connect_to_an_arbiter_learns_nothing_from_it() {
         .stderr(Stdio::null())
         .uid(OTHER)
         .gid(OTHER);
-    let mut child = tried.spawn().expect("it starts");
+    let mut child = testbed::within::spawn(&mut tried).expect("it starts");
     let asked = json!({"method": "GET", "path": "/v1/jobs"});
     let mut say = child.stdin.take().expect("a pipe");
     writeln!(say, "{asked}").expect("it listens");

@@ -5,11 +5,13 @@ use control::JobStatus;
 use tests::{Artefacts, Running, Sandbox, programs, wait_until};
 
 const ROUNDS: u32 = 150;
+/// As many that somebody sees the job while it runs.
+const LONG: u32 = 1500;
 
 /// The shell's words for one rank of two.
-fn rank(sandbox: &Sandbox, rank: u32, device: u32) -> String {
+fn rank(sandbox: &Sandbox, rank: u32, device: u32, rounds: u32) -> String {
     format!(
-        "{} {} {rank} 2 {device} {ROUNDS} 200 {}",
+        "{} {} {rank} 2 {device} {rounds} 200 {}",
         programs::program("collective").display(),
         kernels().display(),
         sandbox.path("ranks").display()
@@ -21,13 +23,13 @@ fn kernels() -> std::path::PathBuf {
 }
 
 /// One job of both ranks, each a process.
-fn both(sandbox: &Sandbox, devices: [u32; 2], flags: &[&str]) -> Running {
+fn both(sandbox: &Sandbox, devices: [u32; 2], rounds: u32) -> Running {
     let script = format!(
         "{} & {}; last=$?; wait $! && exit $last",
-        rank(sandbox, 0, devices[0]),
-        rank(sandbox, 1, devices[1])
+        rank(sandbox, 0, devices[0], rounds),
+        rank(sandbox, 1, devices[1], rounds)
     );
-    let flags = [&["--name", "ranks", "--share", "0.4"], flags].concat();
+    let flags = ["--name", "ranks", "--share", "0.4"];
     Running::start(sandbox.job(&flags, "sh").args(["-c", &script]))
 }
 
@@ -52,10 +54,10 @@ fn is_at_work(sandbox: &Sandbox, name: &str) {
 }
 
 /// Waits for a program that may never end, and for its ranks' results.
-fn ends_well(what: &str, mut running: Running, ranks: usize) {
+fn ends_well(what: &str, mut running: Running, rounds: u32) {
     wait_until(what, || running.has_ended().then_some(()));
     let outcome = running.wait().succeeded();
-    let lines = vec![format!("{ROUNDS} 0"); ranks];
+    let lines = vec![format!("{rounds} 0"); 2];
     assert_eq!(
         outcome.stdout.lines().collect::<Vec<_>>(),
         lines,
@@ -84,7 +86,7 @@ fn ranks_of_a_job_on_one_device_pass_the_gate_together() {
     let sandbox = sandbox();
     let _other = spin(&sandbox, "other", 0);
     is_at_work(&sandbox, "other");
-    ends_well("both ranks end", both(&sandbox, [0, 0], &[]), 2);
+    ends_well("both ranks end", both(&sandbox, [0, 0], ROUNDS), ROUNDS);
     is_at_work(&sandbox, "other");
     assert_eq!(violations(&sandbox), []);
 }
@@ -96,12 +98,12 @@ fn ranks_of_a_job_on_two_devices_have_their_turns_together() {
     let _others = [spin(&sandbox, "first", 0), spin(&sandbox, "second", 1)];
     is_at_work(&sandbox, "first");
     is_at_work(&sandbox, "second");
-    let mut ranks = both(&sandbox, [0, 1], &[]);
+    let mut ranks = both(&sandbox, [0, 1], LONG);
     wait_until("it is taken for a gang", || {
         (job(&sandbox, "ranks").gang || ranks.has_ended()).then_some(())
     });
     assert!(!ranks.has_ended(), "{:?}", ranks.wait());
-    ends_well("both ranks end", ranks, 2);
+    ends_well("both ranks end", ranks, LONG);
     is_at_work(&sandbox, "first");
     is_at_work(&sandbox, "second");
     assert_eq!(violations(&sandbox), []);
@@ -117,13 +119,13 @@ fn ranks_that_are_jobs_of_their_own_are_kept_apart_until_that_is_reported() {
     std::fs::write(&file, "[[device]]\ndevice = \"*\"\npolicy = \"fifo\"\n").expect("a file");
     sandbox.set("SUBLET_CONFIG", file);
     // As one job it is no matter who came first.
-    ends_well("both ranks end", both(&sandbox, [0, 0], &[]), 2);
+    ends_well("both ranks end", both(&sandbox, [0, 0], ROUNDS), ROUNDS);
     assert_eq!(violations(&sandbox), []);
     std::fs::remove_file(sandbox.path("ranks")).expect("the ranks' file");
 
     let start = |name, which| {
         let mut command = sandbox.job(&["--name", name, "--share", "0.4"], "sh");
-        Running::start(command.args(["-c", &rank(&sandbox, which, 0)]))
+        Running::start(command.args(["-c", &rank(&sandbox, which, 0, ROUNDS)]))
     };
     let first = start("first", 0);
     wait_until("the first one spins", || {

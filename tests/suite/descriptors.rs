@@ -2,6 +2,7 @@
 //! them than there were.
 
 use std::fs;
+use std::process::Command;
 
 use tests::fake::{Listening, TOKEN};
 use tests::{Artefacts, ProgramRun, Running, Sandbox, programs, wait_until};
@@ -102,4 +103,29 @@ fn arbiters_come_and_go_and_a_program_has_as_many_descriptors_as_before() {
         (descriptors(&spin) == before).then_some(())
     });
     drop(arbiter);
+}
+
+/// A descriptor that another thread's child still holds keeps a new program from starting: those
+/// that tests write start all the same.
+#[test]
+fn a_program_that_is_still_open_for_writing_starts_once_it_is_closed() {
+    use std::io::Write as _;
+    use std::os::unix::fs::OpenOptionsExt as _;
+
+    let sandbox = Sandbox::new();
+    let path = sandbox.path("program");
+    let mut options = std::fs::OpenOptions::new();
+    options.create_new(true).write(true).mode(0o755);
+    let mut file = options.open(&path).expect("a file");
+    file.write_all(b"#!/bin/sh\nexit 7\n").expect("written");
+    let busy = Command::new(&path).spawn().map(|_| ());
+    let kind = busy.expect_err("it is open").kind();
+    assert_eq!(kind, std::io::ErrorKind::ExecutableFileBusy);
+    let holder = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        drop(file);
+    });
+    let running = Running::start(&mut Command::new(&path));
+    assert_eq!(running.wait().code, Some(7));
+    testbed::join(holder);
 }

@@ -3,7 +3,7 @@
 //! Only failures wait so long. What was started is ended, through its own handle, before a test
 //! fails because of it.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::JoinHandle;
@@ -27,14 +27,30 @@ pub trait CommandWithin {
     fn status_within(&mut self, limit: Duration) -> ExitStatus;
 }
 
+/// As [`Command::spawn`], but a file that a test has just written starts: another thread's child may
+/// hold it open for writing until it executes its own program.
+///
+/// # Errors
+/// As [`Command::spawn`]; the file is still being written after [`PATIENCE`].
+pub fn spawn(command: &mut Command) -> std::io::Result<Child> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match command.spawn() {
+            Err(error)
+                if error.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < deadline =>
+            {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            answer => return answer,
+        }
+    }
+}
+
 impl CommandWithin for Command {
     #[track_caller]
     fn output_within(&mut self, limit: Duration) -> Output {
         let what = format!("{self:?}");
-        let child = self
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
+        let child = spawn(self.stdout(Stdio::piped()).stderr(Stdio::piped()))
             .unwrap_or_else(|error| panic!("{what}: {error}"));
         output(child, &what, limit)
     }
@@ -42,9 +58,7 @@ impl CommandWithin for Command {
     #[track_caller]
     fn status_within(&mut self, limit: Duration) -> ExitStatus {
         let what = format!("{self:?}");
-        let mut child = self
-            .spawn()
-            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        let mut child = spawn(self).unwrap_or_else(|error| panic!("{what}: {error}"));
         wait(&mut child, &what, limit)
     }
 }
