@@ -257,6 +257,10 @@ pub struct SlurmPacker {
     /// iteration as solo
     #[arg(long, value_name = "F", value_parser = parse_slowdown)]
     pub requeue_above: Option<f64>,
+    /// Suspend a job that was submitted with --gpu-evictable, in place of requeueing it: its memory
+    /// leaves the GPU before, and it goes on once the other job has ended
+    #[arg(long, requires = "requeue_above")]
+    pub suspend: bool,
     /// Only where it is so slow for that long without a break
     #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "30s")]
     pub requeue_sustained: Duration,
