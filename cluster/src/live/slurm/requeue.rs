@@ -211,8 +211,11 @@ pub fn clear(job: &QueuedJob, now_s: u64) -> Vec<String> {
     let from = apart.len().saturating_sub(MOST_REQUEUES as usize);
     let apart: Vec<String> = apart[from..].iter().map(u64::to_string).collect();
     let mut comment = "hold".to_owned();
-    for key in ["mem", "share", "class", "evictable"] {
+    for key in ["mem", "share", "class"] {
         comment += &format!(",{key}={}", get(key));
+    }
+    if !get("evictable").is_empty() {
+        comment += ",evictable=1";
     }
     comment += &format!(
         ",requeued={count},apart={},after={},because=slurm.{}_ran_{}_times_slower,shards={}",

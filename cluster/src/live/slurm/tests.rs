@@ -764,6 +764,9 @@ fn an_evictable_job_stands_while_the_other_one_runs_and_goes_on_after_it() {
     assert_eq!(by_node(all.iter().filter(|job| job.is_away())), {
         [("n1".to_owned(), vec!["slurm.3".to_owned()])].into()
     });
+    // Where it is requeued all the same, it stays evictable.
+    let again = comment(&clear(&read(&[placed(3, NOW_S, EVICTABLE)])[0], NOW_S));
+    assert!(again.contains(",class=,evictable=1,requeued=1,"), "{again}");
     // It slows nobody down while it stands, and keeps its shards.
     let places = Places::of(gpus(NODES), &all, &slow, SHARD_BYTES);
     assert_eq!(places.troubles(&slow, &suspends, NOW_S), []);
