@@ -298,6 +298,10 @@ pub struct Certificates {
     /// One for users who submit jobs, and for programs that ask the hook to decide
     #[arg(long)]
     pub operator: bool,
+    /// Revoke all certificates that somebody has had until now, by the name of its files: node-a,
+    /// hook, operator; may be repeated. The list comes into DIR/ca.crt, for all hosts
+    #[arg(long, value_name = "NAME")]
+    pub revoke: Vec<String>,
     /// Put new ones in the place of those that are there; the authority stays
     #[arg(long)]
     pub renew: bool,
