@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustls::ClientConfig;
-use rustls::client::Resumption;
+use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::time_provider::{DefaultTimeProvider, TimeProvider};
 
 use crate::followed::{Followed, Notice, Taken, Wrong};
@@ -14,7 +14,8 @@ use crate::server::{authorities, chain, key, mismatch};
 /// Files of a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ClientFiles {
-    /// Certificates of the authorities by which servers are known, PEM.
+    /// Certificates of the authorities by which servers are known, PEM, and behind them the lists
+    /// of what they have revoked.
     pub authority: PathBuf,
     /// What it shows where it is asked: a certificate with its chain, and its key.
     pub own: Option<(PathBuf, PathBuf)>,
@@ -63,6 +64,13 @@ impl Client {
     pub fn now(&self) -> Result<Arc<ClientConfig>, String> {
         self.0.now()
     }
+
+    /// How often the files have come to say something new: a connection that began at another
+    /// count believes somebody by other files.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.0.changes()
+    }
 }
 
 fn config(clock: &Arc<dyn TimeProvider>, paths: &[PathBuf]) -> Taken<ClientConfig> {
@@ -70,15 +78,25 @@ fn config(clock: &Arc<dyn TimeProvider>, paths: &[PathBuf]) -> Taken<ClientConfi
     let [authority, own @ ..] = paths else {
         unreachable!("an authority");
     };
-    let (roots, stamp) = authorities(authority)?;
+    let (believed, stamp) = authorities(authority)?;
     let mut stamps = vec![stamp];
+    let verifier = WebPkiServerVerifier::builder_with_provider(believed.roots, provider())
+        .with_crls(believed.lists)
+        // As a server does with its clients.
+        .allow_unknown_revocation_status()
+        .enforce_revocation_expiration()
+        .build()
+        .map_err(|error| Wrong::Text {
+            path: authority.clone(),
+            why: error.to_string(),
+        })?;
     let builder = ClientConfig::builder_with_details(provider(), Arc::clone(clock))
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(|error| Wrong::Text {
             path: authority.clone(),
             why: error.to_string(),
         })?
-        .with_root_certificates(roots);
+        .with_webpki_verifier(verifier);
     let mut config = match own {
         [of_certificate, of_key] => {
             let (shown, first) = chain(of_certificate)?;

@@ -70,6 +70,16 @@ fn certificate(why: &CertificateError) -> String {
             "the certificate that was shown is valid only in {} days by this host's clock: is the clock right?",
             days(time, not_before)
         ),
+        CertificateError::Revoked => {
+            "the certificate that was shown is revoked: its owner needs another one".into()
+        }
+        CertificateError::ExpiredRevocationList => {
+            "the list of revoked certificates of this host is too old: put a newer one into the authority's file".into()
+        }
+        CertificateError::ExpiredRevocationListContext { time, next_update } => format!(
+            "the list of revoked certificates of this host was good until {} days ago by its clock: put a newer one into the authority's file, or set the clock",
+            days(next_update, time)
+        ),
         CertificateError::NotValidForName => {
             "the certificate that was shown is for another name than the one that is asked for"
                 .into()
@@ -114,6 +124,9 @@ fn refused(alert: AlertDescription) -> String {
         }
         AlertDescription::CertificateExpired => {
             "it does not believe our certificate: by its clock that has expired, or is not valid yet".into()
+        }
+        AlertDescription::CertificateRevoked => {
+            "it does not believe our certificate: it is revoked, so another one is needed".into()
         }
         AlertDescription::UnknownCA | AlertDescription::DecryptError => {
             "it does not believe our certificate: none of the authorities that it believes made it"

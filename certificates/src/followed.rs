@@ -7,6 +7,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
@@ -139,6 +140,8 @@ pub struct Followed<T> {
     state: Mutex<State>,
     /// `Err`: they say nothing, for that reason. Held for a moment only.
     said: Mutex<Result<Arc<T>, String>>,
+    /// How often they have come to say something new.
+    changes: AtomicU64,
 }
 
 struct State {
@@ -171,6 +174,7 @@ impl<T> Followed<T> {
             tell: Box::new(tell),
             state: Mutex::new(state),
             said: Mutex::new(Ok(Arc::new(said))),
+            changes: AtomicU64::new(0),
         })
     }
 
@@ -191,6 +195,12 @@ impl<T> Followed<T> {
         self.held()
     }
 
+    /// How often they have come to say something new, or to say something again.
+    pub fn changes(&self) -> u64 {
+        // A number that others compare: what it counts is behind a lock of its own.
+        self.changes.load(Ordering::Relaxed)
+    }
+
     /// What they said when they were looked at last. This waits for no disk.
     ///
     /// # Errors
@@ -203,12 +213,16 @@ impl<T> Followed<T> {
         let before = state.stamps.take();
         let wrong = match (self.read)(&self.paths) {
             Ok((said, stamps)) => {
+                let was_wrong = before.is_none();
                 let is_new = before.is_some_and(|before| {
                     let mut all = before.iter().zip(&stamps);
                     !all.all(|(before, now)| before.is_of_what(now))
                 });
                 *self.said.lock() = Ok(Arc::new(said));
                 state.stamps = Some(stamps);
+                if is_new || was_wrong {
+                    self.changes.fetch_add(1, Ordering::Relaxed);
+                }
                 if is_new && state.reported.is_empty() {
                     (self.tell)(Notice::Renewed);
                 }

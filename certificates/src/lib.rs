@@ -8,6 +8,7 @@ mod explain;
 mod followed;
 mod make;
 mod names;
+mod revoked;
 mod server;
 #[cfg(test)]
 mod tests;

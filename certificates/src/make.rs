@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -17,6 +17,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, UnixTime};
 
 use crate::followed::{Wrong, read};
+use crate::revoked::{self, ISSUED, Issued};
 
 /// TIMEOUT: clocks of hosts differ by hours at most, or certificates are the lesser trouble.
 const BEFORE: Duration = Duration::from_secs(24 * 3600);
@@ -49,6 +50,23 @@ pub enum MakeError {
     #[error("{} is not the certificate of the key beside it, or was not made here: {why}", .path.display())]
     Foreign {
         /// The authority's certificate.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// Somebody who has none.
+    #[error(
+        "`{who}` has no certificate here: write it as its files are called, such as node-a, hook or operator"
+    )]
+    Nobody {
+        /// Whom.
+        who: String,
+    },
+    /// What the lab has vouched for is not known any more, so a new list would bring back who is
+    /// revoked.
+    #[error("{}: {why}", .path.display())]
+    Issued {
+        /// The file.
         path: PathBuf,
         /// Why.
         why: String,
@@ -94,6 +112,15 @@ fn failed(error: &rcgen::Error) -> MakeError {
     MakeError::Made(error.to_string())
 }
 
+fn days(count: u32) -> Duration {
+    Duration::from_secs(u64::from(count) * 86_400)
+}
+
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
 /// Whether certificates can have these names.
 ///
 /// # Errors
@@ -111,7 +138,7 @@ pub fn check_names(names: &[String]) -> Result<(), MakeError> {
 /// From a day ago until in so many days.
 fn span(params: &mut CertificateParams, now: SystemTime, days: u32) {
     params.not_before = (now - BEFORE).into();
-    params.not_after = (now + Duration::from_secs(u64::from(days) * 86_400)).into();
+    params.not_after = (now + self::days(days)).into();
 }
 
 /// What an authority's certificate says, but for its time.
@@ -242,39 +269,37 @@ impl Authority {
 /// # Errors
 /// [`MakeError::Unwritten`]
 pub fn write_pair(made: &Made, certificate: &Path, key: &Path, new: bool) -> Result<(), MakeError> {
-    for (path, text, mode) in [
-        (key, &made.key, 0o600),
-        (certificate, &made.certificate, 0o644),
-    ] {
-        let unwritten = |error| MakeError::Unwritten {
+    write(key, &made.key, 0o600, new)?;
+    write(certificate, &made.certificate, 0o644, new)
+}
+
+/// Writes a file: beside it, and then in its place, so that who follows it never reads half of one.
+fn write(path: &Path, text: &str, mode: u32, new: bool) -> Result<(), MakeError> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let beside = path.with_file_name(name);
+    let _ = fs::remove_file(&beside);
+    let done = fs::File::options()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(&beside)
+        .and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            file.sync_all()
+        })
+        .and_then(|()| match new {
+            // A link fails where there is one.
+            true => fs::hard_link(&beside, path).and_then(|()| fs::remove_file(&beside)),
+            false => fs::rename(&beside, path),
+        });
+    done.map_err(|error| {
+        let _ = fs::remove_file(&beside);
+        MakeError::Unwritten {
             path: path.to_owned(),
             error,
-        };
-        // Beside it, and then in its place: who follows the files never reads half of one.
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(".new");
-        let beside = path.with_file_name(name);
-        let _ = fs::remove_file(&beside);
-        let done = fs::File::options()
-            .write(true)
-            .create_new(true)
-            .mode(mode)
-            .open(&beside)
-            .and_then(|mut file| {
-                file.write_all(text.as_bytes())?;
-                file.sync_all()
-            })
-            .and_then(|()| match new {
-                // A link fails where there is one.
-                true => fs::hard_link(&beside, path).and_then(|()| fs::remove_file(&beside)),
-                false => fs::rename(&beside, path),
-            });
-        if let Err(error) = done {
-            let _ = fs::remove_file(&beside);
-            return Err(unwritten(error));
         }
-    }
-    Ok(())
+    })
 }
 
 /// A directory with an authority and what it has vouched for.
@@ -338,7 +363,99 @@ impl Lab {
     ) -> Result<(PathBuf, PathBuf), MakeError> {
         let made = self.authority.sign(names, purpose, span.0, span.1)?;
         let (certificate, key) = self.files(who);
+        // Noted first: one that is not could not be taken back.
+        let mut issued = self.issued()?;
+        let end = span.0 + days(span.1);
+        self.note(
+            &mut issued,
+            (who, &certificate),
+            made.certificate.as_bytes(),
+            end,
+        )?;
+        write(&self.dir.join(ISSUED), &issued.text(), 0o644, false)?;
         write_pair(&made, &certificate, &key, !renew)?;
         Ok((certificate, key))
+    }
+
+    /// Takes back all certificates of these, those too that others have replaced, and writes the
+    /// list of all that are revoked behind the authority's certificate. How many there were of each
+    /// that were good until now; the file.
+    ///
+    /// # Errors
+    /// [`MakeError`]; nothing is revoked then.
+    pub fn revoke(
+        &self,
+        all: &[String],
+        now: SystemTime,
+    ) -> Result<(Vec<usize>, PathBuf), MakeError> {
+        let mut issued = self.issued()?;
+        let now_s = seconds(now);
+        let mut counts = Vec::new();
+        for who in all {
+            // One that was made before there was a file.
+            let (certificate, _) = self.files(who);
+            if certificate.exists() {
+                let bytes = read(&certificate, false)?.0;
+                let end = now + days(AUTHORITY_DAYS);
+                self.note(&mut issued, (who, &certificate), &bytes, end)?;
+            }
+            if !issued.knows(who) {
+                return Err(MakeError::Nobody { who: who.clone() });
+            }
+            counts.push(issued.revoke(who, now_s));
+        }
+        let path = self.dir.join("ca.crt");
+        let list = issued
+            .list(
+                &self.authority.issuer,
+                (now - BEFORE, now + days(AUTHORITY_DAYS)),
+            )
+            .map_err(MakeError::Made)?;
+        let certificate = revoked::without_list(self.authority.certificate());
+        let text = format!("{}\n{list}", certificate.trim_end());
+        // The list follows from what is noted: the other way round it would be lost with the next.
+        write(&self.dir.join(ISSUED), &issued.text(), 0o644, false)?;
+        write(&path, &text, 0o644, false)?;
+        Ok((counts, path))
+    }
+
+    fn note(
+        &self,
+        issued: &mut Issued,
+        (who, path): (&str, &Path),
+        certificate: &[u8],
+        end: SystemTime,
+    ) -> Result<(), MakeError> {
+        let serial = revoked::serial_of(certificate).map_err(|why| MakeError::Issued {
+            path: path.to_owned(),
+            why,
+        })?;
+        issued.note(&serial, who, seconds(end));
+        Ok(())
+    }
+
+    /// What it has vouched for.
+    fn issued(&self) -> Result<Issued, MakeError> {
+        let path = self.dir.join(ISSUED);
+        let wrong = |why: String| MakeError::Issued {
+            path: path.clone(),
+            why,
+        };
+        let issued = match revoked::is_kept(&self.dir) {
+            false => Issued::default(),
+            true => {
+                let text = String::from_utf8(read(&path, false)?.0);
+                let text = text.map_err(|_| wrong("it is no text".into()))?;
+                Issued::parse(&text).map_err(wrong)?
+            }
+        };
+        let authority = self.authority.certificate();
+        let has_list = revoked::without_list(authority) != authority;
+        if has_list && !issued.has_revoked() {
+            return Err(wrong(
+                "it names none that are revoked, and ca.crt has a list of some: put the file back, or make another authority".into(),
+            ));
+        }
+        Ok(issued)
     }
 }

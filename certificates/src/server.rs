@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::time_provider::{DefaultTimeProvider, TimeProvider};
 use rustls::{RootCertStore, ServerConfig, SupportedProtocolVersion};
 
 use crate::followed::{Followed, Notice, Stamp, Taken, Wrong, read};
 use crate::provider;
+use crate::revoked;
 
 /// How often the files of a server are looked at. TIMEOUT: a renewed certificate is needed days
 /// before the one before ends, and tests wait for it.
@@ -24,8 +25,8 @@ pub struct ServerFiles {
     pub certificate: PathBuf,
     /// Its key, PEM; its owner's alone.
     pub key: PathBuf,
-    /// Certificates of the authorities by which clients have to be known, PEM. `None`: clients show
-    /// nothing.
+    /// Certificates of the authorities by which clients have to be known, PEM, and behind them the
+    /// lists of what they have revoked. `None`: clients show nothing.
     pub clients: Option<PathBuf>,
 }
 
@@ -105,6 +106,13 @@ impl Server {
         self.0.held()
     }
 
+    /// How often they have come to say something new: a connection that began at another count was
+    /// let in by other files.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.0.changes()
+    }
+
     /// Has a thread look at the files.
     ///
     /// # Errors
@@ -124,10 +132,13 @@ fn text(path: &Path, why: impl Into<String>) -> Wrong {
 /// The certificates in a file.
 pub(crate) fn chain(path: &Path) -> Result<(Vec<CertificateDer<'static>>, Stamp), Wrong> {
     let (bytes, stamp) = read(path, false)?;
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+    Ok((chain_in(path, &bytes)?, stamp))
+}
+
+fn chain_in(path: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, Wrong> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes).collect();
     let chain = chain.ok().filter(|chain| !chain.is_empty());
-    let chain = chain.ok_or_else(|| text(path, "it has no certificate in PEM"))?;
-    Ok((chain, stamp))
+    chain.ok_or_else(|| text(path, "it has no certificate in PEM"))
 }
 
 /// The key in a file.
@@ -138,9 +149,18 @@ pub(crate) fn key(path: &Path) -> Result<(PrivateKeyDer<'static>, Stamp), Wrong>
     Ok((key, stamp))
 }
 
-/// The authorities in a file.
-pub(crate) fn authorities(path: &Path) -> Result<(RootCertStore, Stamp), Wrong> {
-    let (all, stamp) = chain(path)?;
+/// Whom a file says to believe.
+pub(crate) struct Believed {
+    pub(crate) roots: Arc<RootCertStore>,
+    /// What they have revoked.
+    pub(crate) lists: Vec<CertificateRevocationListDer<'static>>,
+}
+
+/// The authorities in a file, with their lists of revoked certificates.
+pub(crate) fn authorities(path: &Path) -> Result<(Believed, Stamp), Wrong> {
+    let (bytes, stamp) = read(path, false)?;
+    let all = chain_in(path, &bytes)?;
+    let lists = revoked::lists(&bytes, &all).map_err(|why| text(path, why))?;
     let mut roots = RootCertStore::empty();
     for one in all {
         roots.add(one).map_err(|error| {
@@ -150,7 +170,8 @@ pub(crate) fn authorities(path: &Path) -> Result<(RootCertStore, Stamp), Wrong> 
             )
         })?;
     }
-    Ok((roots, stamp))
+    let roots = Arc::new(roots);
+    Ok((Believed { roots, lists }, stamp))
 }
 
 /// What a key that is another one's than the certificate's is refused with.
@@ -180,10 +201,14 @@ fn config(
     let builder = match clients.first() {
         None => builder.with_no_client_auth(),
         Some(path) => {
-            let (roots, stamp) = authorities(path)?;
+            let (believed, stamp) = authorities(path)?;
             stamps.push(stamp);
-            let verifier =
-                WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build();
+            let verifier = WebPkiClientVerifier::builder_with_provider(believed.roots, provider())
+                .with_crls(believed.lists)
+                // Not every authority has a list. Of one that has, the list has to be of today.
+                .allow_unknown_revocation_status()
+                .enforce_revocation_expiration()
+                .build();
             let verifier = verifier.map_err(|error| text(path, error.to_string()))?;
             builder.with_client_cert_verifier(verifier)
         }

@@ -21,7 +21,12 @@ impl TimeProvider for In {
     fn current_time(&self) -> Option<UnixTime> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
         let off = self.0.unsigned_abs() * DAY;
-        let then = if self.0 < 0 { now - off } else { now + off };
+        // An hour more into the past: whole days are counted, and a test takes seconds.
+        let then = if self.0 < 0 {
+            now - off - 3600
+        } else {
+            now + off
+        };
         Some(UnixTime::since_unix_epoch(Duration::from_secs(then)))
     }
 }
@@ -360,4 +365,151 @@ fn the_files_of_a_lab_are_their_owners() {
         let expected = if name.ends_with(".key") { 0o600 } else { 0o644 };
         assert_eq!(mode, expected, "{name}");
     }
+}
+
+/// The list behind the authority's certificate.
+fn list_in(place: &Place) -> String {
+    let text = std::fs::read_to_string(place.at("ca.crt")).expect("an authority");
+    let at = text.find("-----BEGIN X509 CRL").expect("a list");
+    text[at..].to_owned()
+}
+
+fn add(place: &Place, text: &str) {
+    let own = std::fs::read_to_string(place.at("ca.crt")).expect("an authority");
+    std::fs::write(place.at("ca.crt"), own + text).expect("written");
+}
+
+#[test]
+fn who_is_revoked_is_believed_by_nobody_and_its_next_certificate_is() {
+    let place = Place::new();
+    let hook = server(&place.server_files("hook", true), 0);
+    let (a, b) = (
+        place.client_files(Some("node-a")),
+        place.client_files(Some("node-b")),
+    );
+    let keep = |who: &str| {
+        let (certificate, key) = (
+            place.at(&format!("{who}.crt")),
+            place.at(&format!("{who}.key")),
+        );
+        let kept = (place.at("stolen.crt"), place.at("stolen.key"));
+        std::fs::copy(certificate, &kept.0).expect("copied");
+        std::fs::copy(key, &kept.1).expect("copied");
+        kept
+    };
+    // It was replaced before, and is taken back as well.
+    let mut stolen = a.clone();
+    stolen.own = Some(keep("node-a"));
+    let renew = || {
+        let span = (SystemTime::now(), 30);
+        let lab = Lab::open(&place.at(""), span.0).expect("the same");
+        lab.make("node-a", &["a".into()], Purpose::Client, span, true)
+            .expect("a certificate");
+    };
+    renew();
+    assert_eq!(shake(&hook, &client(&stolen, 0), "head").both(), ["a"]);
+    let lab = Lab::open(&place.at(""), SystemTime::now()).expect("the same");
+    let (counts, _) = lab
+        .revoke(&["node-a".into()], SystemTime::now())
+        .expect("revoked");
+    assert_eq!(counts, [2]);
+    for files in [&stolen, &a] {
+        let shaken = shake(&hook, &client(files, 0), "head");
+        shaken.server_says("is revoked", "it is revoked");
+    }
+    assert_eq!(shake(&hook, &client(&b, 0), "head").both(), ["b"]);
+    renew();
+    assert_eq!(shake(&hook, &client(&a, 0), "head").both(), ["a"]);
+    let shaken = shake(&hook, &client(&stolen, 0), "head");
+    shaken.server_says("is revoked", "it is revoked");
+    // The hook, later: the first one stays on the list.
+    assert_eq!(
+        lab.revoke(&["hook".into()], SystemTime::now())
+            .expect("revoked")
+            .0,
+        [1]
+    );
+    shake(&hook, &client(&b, 0), "head").client_says("is revoked");
+    let all = list_in(&place);
+    assert_eq!(all.matches("BEGIN").count(), 1, "one list: {all}");
+    let error = lab.revoke(&["node-x".into()], SystemTime::now());
+    assert!(matches!(error, Err(MakeError::Nobody { .. })), "{error:?}");
+    assert_eq!(list_in(&place), all);
+}
+
+#[test]
+fn a_list_that_its_authority_has_not_signed_is_not_taken() {
+    let (place, other) = (Place::new(), Place::new());
+    let now = SystemTime::now();
+    let why = |place: &Place| {
+        let files = place.server_files("hook", true);
+        let server = Server::open(&files, Versions::Latest, |_| ()).map(drop);
+        let client = Client::open(&place.client_files(None), |_| ()).map(drop);
+        let why = server.expect_err("not taken").to_string();
+        assert_eq!(client.expect_err("not taken").to_string(), why);
+        why
+    };
+    // By another authority of the same name, which every lab's has.
+    other.lab.revoke(&["node-a".into()], now).expect("revoked");
+    let before = std::fs::read(place.at("ca.crt")).expect("an authority");
+    let open = server(&place.server_files("hook", true), 0);
+    add(&place, &list_in(&other));
+    assert!(
+        why(&place).contains("is not signed by the authority"),
+        "{}",
+        why(&place)
+    );
+    // What was read before stays in force.
+    std::fs::write(place.at("ca.crt"), &before).expect("written");
+    let node = client(&place.client_files(Some("node-a")), 0);
+    add(&place, &list_in(&other));
+    assert_eq!(shake(&open, &node, "head").both(), ["a"]);
+    std::fs::write(place.at("ca.crt"), &before).expect("written");
+    // A byte of its own.
+    place.lab.revoke(&["node-b".into()], now).expect("revoked");
+    let good = std::fs::read_to_string(place.at("ca.crt")).expect("text");
+    let at = good.rfind("-----END X509 CRL").expect("a list") - 20;
+    let changed = if &good[at..=at] == "A" { "B" } else { "A" };
+    let bad = format!("{}{changed}{}", &good[..at], &good[at + 1..]);
+    std::fs::write(place.at("ca.crt"), bad).expect("written");
+    assert!(
+        why(&place).contains("list of revoked certificates"),
+        "{}",
+        why(&place)
+    );
+    let half = good.split_at(good.len() - 60).0;
+    std::fs::write(place.at("ca.crt"), half).expect("written");
+    assert!(why(&place).contains("ca.crt"), "{}", why(&place));
+}
+
+#[test]
+fn a_list_whose_time_is_over_lets_nobody_in() {
+    let place = Place::new();
+    place
+        .lab
+        .revoke(
+            &["node-b".into()],
+            SystemTime::now() - Duration::from_secs(3700 * DAY),
+        )
+        .expect("revoked");
+    let hook = server(&place.server_files("hook", true), 0);
+    let node = place.client_files(Some("node-a"));
+    shake(&hook, &client(&node, 0), "head").client_says("was good until 50 days ago");
+    // A client that has not heard of the list is not believed either.
+    let bare = place.dir.path().join("bare.crt");
+    let text = std::fs::read_to_string(place.at("ca.crt")).expect("text");
+    let certificate = text.split("-----BEGIN X509 CRL").next().unwrap_or_default();
+    std::fs::write(&bare, certificate).expect("written");
+    let files = ClientFiles {
+        authority: bare,
+        ..node
+    };
+    shake(&hook, &client(&files, 0), "head")
+        .server_says("put a newer one", "none of the authorities");
+    // And a newer one does.
+    place
+        .lab
+        .revoke(&["node-b".into()], SystemTime::now())
+        .expect("revoked");
+    assert_eq!(shake(&hook, &client(&files, 0), "head").both(), ["a"]);
 }

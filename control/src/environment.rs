@@ -6,6 +6,7 @@
 //! `0=1G,1=512MB` and a percentage. A job has one memory limit for each of its devices: where they
 //! name several, the smallest holds.
 
+use std::cmp::Ordering;
 use std::ffi::OsString;
 
 use crate::job_settings::JobSettings;
@@ -141,32 +142,36 @@ type Text<'a> = &'a dyn Fn(&str) -> Result<Option<String>, BadVariable>;
 
 /// HAMi's before MPS's: who sets HAMi's variables means this library's place.
 fn foreign(text: Text<'_>, asked: &mut Asked) -> Result<(), BadVariable> {
-    let mut say = |key, found: Option<(Said, JobSettings)>| {
-        if let Some((said, settings)) = found {
+    // The first of them holds; the others are said to count for nothing.
+    let mut say = |key, found: Vec<(Said, JobSettings)>| {
+        for (said, settings) in found {
             let said = Said { key, ..said };
             asked.said.push(said);
             asked.foreign = asked.foreign.clone().or(&settings);
         }
     };
-    let memory = |found: Option<(String, String, u64)>| {
-        found.map(|(variable, value, bytes)| {
+    let memory = |found: Vec<(String, String, u64)>| {
+        let each = found.into_iter().map(|(variable, value, bytes)| {
             let settings = JobSettings {
                 mem: Some(MemLimit::Bytes(bytes)),
                 ..JobSettings::default()
             };
             (said(variable, value), settings)
-        })
+        });
+        each.collect()
     };
-    let time = |found: Option<(String, String, f64)>| {
-        // The whole device is no limit.
-        let found = found.filter(|(_, _, percent)| *percent < 100.0);
-        found.map(|(variable, value, percent)| {
+    let time = |found: Vec<(String, String, f64)>| {
+        // The whole device is no limit: where that is what holds, nothing is said.
+        let limits = found.first().is_some_and(|one| one.2 < 100.0);
+        let found = found.into_iter().filter(|_| limits);
+        let each = found.map(|(variable, value, percent)| {
             let settings = JobSettings {
                 share_max: Some(percent / 100.0),
                 ..JobSettings::default()
             };
             (said(variable, value), settings)
-        })
+        });
+        each.collect()
     };
     say("mem", memory(hami(text, HAMI_MEMORY, hami_bytes)?));
     let percent = |value: &str| hami_bytes(value).map(|percent| percent as f64);
@@ -183,7 +188,7 @@ fn foreign(text: Text<'_>, asked: &mut Asked) -> Result<(), BadVariable> {
         }
         None => None,
     };
-    say("mem", memory(listed));
+    say("mem", memory(listed.into_iter().collect()));
     let threads = match text(MPS_TIME)? {
         Some(value) => {
             let percent = value.trim().parse::<f64>().ok();
@@ -197,7 +202,7 @@ fn foreign(text: Text<'_>, asked: &mut Asked) -> Result<(), BadVariable> {
         }
         None => None,
     };
-    say("share_max", time(threads));
+    say("share_max", time(threads.into_iter().collect()));
     Ok(())
 }
 
@@ -216,13 +221,13 @@ fn bad(name: &str, message: String) -> BadVariable {
     }
 }
 
-/// The smallest of those of single devices; where there are none, that of each device. 0 is no
-/// limit.
+/// Those of single devices, the smallest first, and behind them that of each device: the first one
+/// holds. 0 is no limit, and is left out.
 fn hami<T: PartialOrd + Default>(
     text: Text<'_>,
     name: &str,
     parse: impl Fn(&str) -> Option<T>,
-) -> Result<Option<(String, String, T)>, BadVariable> {
+) -> Result<Vec<(String, String, T)>, BadVariable> {
     let read = |variable: String| -> Result<Option<(String, String, T)>, BadVariable> {
         let Some(value) = text(&variable)? else {
             return Ok(None);
@@ -235,19 +240,14 @@ fn hami<T: PartialOrd + Default>(
         })?;
         Ok((limit > T::default()).then_some((variable, value, limit)))
     };
-    let mut least: Option<(String, String, T)> = None;
+    let mut all = Vec::new();
     for at in 0..HAMI_DEVICES {
-        let found = read(format!("{name}_{at}"))?;
-        least = match (least, found) {
-            (Some(least), None) => Some(least),
-            (Some(least), Some(found)) if least.2 <= found.2 => Some(least),
-            (_, found) => found,
-        };
+        all.extend(read(format!("{name}_{at}"))?);
     }
-    match least {
-        Some(least) => Ok(Some(least)),
-        None => read(name.to_owned()),
-    }
+    // Stable: of equal ones that of the first device holds.
+    all.sort_by(|a, b| a.2.partial_cmp(&b.2).unwrap_or(Ordering::Equal));
+    all.extend(read(name.to_owned())?);
+    Ok(all)
 }
 
 /// A whole number, and k, m or g.
@@ -404,6 +404,44 @@ mod tests {
         };
         let settings = read(&all[..4]).expect("variables").below(&flags);
         assert_eq!((settings.share, settings.share_max), (Some(0.9), None));
+    }
+
+    #[test]
+    fn of_several_of_one_library_it_is_known_which_count_for_nothing() {
+        let asked = read(&[
+            ("CUDA_DEVICE_MEMORY_LIMIT", "1g"),
+            ("CUDA_DEVICE_MEMORY_LIMIT_0", "4g"),
+            ("CUDA_DEVICE_MEMORY_LIMIT_3", "3g"),
+            ("CUDA_DEVICE_SM_LIMIT", "100"),
+            ("CUDA_DEVICE_SM_LIMIT_1", "50"),
+        ])
+        .expect("variables");
+        let said: Vec<(&str, bool)> = asked
+            .said
+            .iter()
+            .map(|said| (said.variable.as_str(), asked.counts(said)))
+            .collect();
+        assert_eq!(
+            said,
+            [
+                ("CUDA_DEVICE_MEMORY_LIMIT_3", true),
+                ("CUDA_DEVICE_MEMORY_LIMIT_0", false),
+                ("CUDA_DEVICE_MEMORY_LIMIT", false),
+                ("CUDA_DEVICE_SM_LIMIT_1", true),
+                ("CUDA_DEVICE_SM_LIMIT", false),
+            ]
+        );
+        let settings = asked.below(&JobSettings::default());
+        assert_eq!(
+            (mib(&settings), settings.share_max),
+            (Some(3072), Some(0.5))
+        );
+        // The whole device is no limit, and then what loses against it is not one either.
+        let settings = in_force(&[
+            ("CUDA_DEVICE_SM_LIMIT_0", "100"),
+            ("CUDA_DEVICE_SM_LIMIT", "30"),
+        ]);
+        assert_eq!(settings.share_max, None);
     }
 
     #[test]

@@ -94,6 +94,7 @@ function slurm_job_submit(job, partitions, uid)
    local asked = options_of(job)
    local unaligned = asked.unaligned ~= nil
    asked.unaligned = nil
+   local evictable = asked.evictable ~= nil
    local shards, kind = shards_of(job.tres_per_node or job.gres)
    if next(asked) == nil and shards == nil then
       return slurm.SUCCESS
@@ -136,8 +137,8 @@ function slurm_job_submit(job, partitions, uid)
       -- Without shards until the packer names some of a GPU: 22.05 would add those to what is there.
       job.tres_per_node = ""
       job.priority = 0
-      job.admin_comment = string.format("sublet:hold,mem=%s,share=%s,class=%s,shards=%d",
-         asked.mem or "", (string.gsub(asked.share or "", " ", "")), asked.class or "", shards)
+      job.admin_comment = string.format("sublet:hold,mem=%s,share=%s,class=%s%s,shards=%d",
+         asked.mem or "", (string.gsub(asked.share or "", " ", "")), asked.class or "", evictable and ",evictable=1" or "", shards)
    end
    return slurm.SUCCESS
 end

@@ -1,4 +1,5 @@
-//! What a user asks for: `--gpu-mem`, `--gpu-share`, `--gpu-class`, `--gpu-unaligned`.
+//! What a user asks for: `--gpu-mem`, `--gpu-share`, `--gpu-class`, `--gpu-evictable`,
+//! `--gpu-unaligned`.
 
 use control::kinds::Share;
 use control::setting::Kind as _;
@@ -15,6 +16,8 @@ pub struct Asked {
     pub class: Option<Class>,
     /// A step over several nodes needs no slices at the same time on each.
     pub unaligned: bool,
+    /// Its memory may leave the GPU while it does not run.
+    pub evictable: bool,
 }
 
 /// Which option it is, for Slurm.
@@ -22,6 +25,7 @@ pub const MEM: i32 = 1;
 pub const SHARE: i32 = 2;
 pub const CLASS: i32 = 3;
 pub const UNALIGNED: i32 = 4;
+pub const EVICTABLE: i32 = 5;
 
 impl Asked {
     /// Nothing was asked for of a GPU.
@@ -51,8 +55,9 @@ impl Asked {
                 let class = text.parse::<Class>();
                 self.class = Some(class.map_err(|error| format!("--gpu-class: {error}"))?);
             }
-            // It has no value.
+            // These have no value.
             UNALIGNED => self.unaligned = true,
+            EVICTABLE => self.evictable = true,
             other => return Err(format!("option {other} is none of sublet's")),
         }
         Ok(())
@@ -74,7 +79,7 @@ mod tests {
             mem_bytes: Some(8 << 30),
             share: Some(0.25),
             class: Some(Class::Opportunistic),
-            unaligned: false,
+            ..Asked::default()
         };
         assert_eq!(asked, expected);
         asked.take(SHARE, "50%").unwrap();
@@ -82,6 +87,9 @@ mod tests {
         let mut only = Asked::default();
         only.take(UNALIGNED, "").unwrap();
         assert!(only.unaligned && only.is_empty(), "it asks for no part");
+        let mut only = Asked::default();
+        only.take(EVICTABLE, "").unwrap();
+        assert!(only.evictable && !only.is_empty(), "of a part that it has");
     }
 
     #[test]

@@ -19,11 +19,11 @@ use control::Registered;
 use crate::arguments::Arguments;
 use crate::enforce;
 use crate::host::{self, Context, Host, SpankOption};
-use crate::options::{Asked, CLASS, MEM, SHARE, UNALIGNED};
+use crate::options::{Asked, CLASS, EVICTABLE, MEM, SHARE, UNALIGNED};
 use crate::step::{self, Step};
 
 /// The options as `srun --help` shows them.
-static OPTIONS: [SpankOption; 4] = [
+static OPTIONS: [SpankOption; 5] = [
     SpankOption {
         name: c"gpu-mem".as_ptr(),
         arginfo: c"SIZE".as_ptr(),
@@ -46,6 +46,14 @@ static OPTIONS: [SpankOption; 4] = [
         usage: c"guaranteed or opportunistic".as_ptr(),
         has_arg: 1,
         val: CLASS,
+        callback: Some(on_option),
+    },
+    SpankOption {
+        name: c"gpu-evictable".as_ptr(),
+        arginfo: std::ptr::null(),
+        usage: c"its memory may leave the GPU while it is suspended".as_ptr(),
+        has_arg: 0,
+        val: EVICTABLE,
         callback: Some(on_option),
     },
     SpankOption {
@@ -131,7 +139,7 @@ pub unsafe fn init(
         let host = host.ok_or("this process has no SPANK")?;
         for option in &OPTIONS {
             if !host.register(option) {
-                return Err("Slurm does not take the options --gpu-mem, --gpu-share, --gpu-class and --gpu-unaligned: is the plugin in plugstack.conf twice?".into());
+                return Err("Slurm does not take the options --gpu-mem, --gpu-share, --gpu-class, --gpu-evictable and --gpu-unaligned: is the plugin in plugstack.conf twice?".into());
             }
         }
         match Arguments::parse(words) {

@@ -119,6 +119,7 @@ impl Step {
             mem: mem.map(MemLimit::Bytes),
             share: asked.share,
             class: asked.class,
+            evictable: asked.evictable.then_some(true),
             device: Some(device.collect::<Result<_, String>>()?),
             ..JobSettings::default()
         };
@@ -308,6 +309,7 @@ mod tests {
             mem_bytes: Some(6 << 30),
             share: Some(0.25),
             class: Some(Class::Opportunistic),
+            evictable: true,
             unaligned: false,
         };
         let spec = step.spec(&asked, &arguments()).unwrap().unwrap();
@@ -317,6 +319,7 @@ mod tests {
         );
         assert_eq!(spec.settings.mem, Some(MemLimit::Bytes(6 << 30)));
         assert_eq!(spec.settings.devices(), [DeviceSelector::Index(3)]);
+        assert_eq!(spec.settings.evictable, Some(true));
         assert!(spec.simulated);
     }
 

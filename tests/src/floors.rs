@@ -133,8 +133,8 @@ pub const CRATES: [Crate; 19] = [
         in_full: false,
         floors: &[
             (
-                "files that count as they are now; names, errors",
-                &["lib", "explain", "followed", "names"],
+                "files that count as they are now; names, errors, revoked ones",
+                &["lib", "explain", "followed", "names", "revoked"],
             ),
             ("an authority; both ends", &["client", "make", "server"]),
         ],

@@ -249,10 +249,11 @@ fn commands_of_a_page_run(page: &str) {
 }
 
 /// Each has a test of its own below, so that they run beside each other.
-const TUTORIALS: [&str; 5] = [
+const TUTORIALS: [&str; 6] = [
     "tutorials/container.md",
     "tutorials/first-pair.md",
     "tutorials/first-result.md",
+    "tutorials/hami-kai.md",
     "tutorials/interference.md",
     "tutorials/notebook.md",
 ];
@@ -302,13 +303,18 @@ fn the_commands_of_the_first_result_run() {
 }
 
 #[test]
-fn the_commands_of_the_interference_tutorial_run() {
+fn the_commands_beside_hami_and_kai_run() {
     commands_of_a_page_run(TUTORIALS[3]);
 }
 
 #[test]
-fn the_commands_of_the_notebook_tutorial_run() {
+fn the_commands_of_the_interference_tutorial_run() {
     commands_of_a_page_run(TUTORIALS[4]);
+}
+
+#[test]
+fn the_commands_of_the_notebook_tutorial_run() {
+    commands_of_a_page_run(TUTORIALS[5]);
 }
 
 #[test]

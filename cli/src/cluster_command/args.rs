@@ -257,6 +257,10 @@ pub struct SlurmPacker {
     /// iteration as solo
     #[arg(long, value_name = "F", value_parser = parse_slowdown)]
     pub requeue_above: Option<f64>,
+    /// Suspend a job that was submitted with --gpu-evictable, in place of requeueing it: its memory
+    /// leaves the GPU before, and it goes on once the other job has ended
+    #[arg(long, requires = "requeue_above")]
+    pub suspend: bool,
     /// Only where it is so slow for that long without a break
     #[arg(long, value_name = "TIME", value_parser = control::parse_span, default_value = "30s")]
     pub requeue_sustained: Duration,
@@ -294,6 +298,10 @@ pub struct Certificates {
     /// One for users who submit jobs, and for programs that ask the hook to decide
     #[arg(long)]
     pub operator: bool,
+    /// Revoke all certificates that somebody has had until now, by the name of its files: node-a,
+    /// hook, operator; may be repeated. The list comes into DIR/ca.crt, for all hosts
+    #[arg(long, value_name = "NAME")]
+    pub revoke: Vec<String>,
     /// Put new ones in the place of those that are there; the authority stays
     #[arg(long)]
     pub renew: bool,

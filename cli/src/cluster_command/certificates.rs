@@ -24,8 +24,15 @@ struct Wanted {
 }
 
 pub fn make(args: &Certificates) -> anyhow::Result<String> {
-    if args.hook.is_empty() && args.node.is_empty() && !args.operator {
-        bail!("whom for? give --hook HOST, --node NODE or --operator");
+    let makes = !args.hook.is_empty() || !args.node.is_empty() || args.operator;
+    if !makes && args.revoke.is_empty() {
+        bail!("whom for? give --hook HOST, --node NODE or --operator, or --revoke NAME");
+    }
+    if !args.revoke.is_empty() && !args.dir.join("ca.crt").exists() {
+        bail!(
+            "{} has no ca.crt, so there is nothing to revoke",
+            args.dir.display()
+        );
     }
     let wanted = wanted(args)?;
     for one in &wanted {
@@ -46,6 +53,21 @@ pub fn make(args: &Certificates) -> anyhow::Result<String> {
         }
     }
     let mut text = String::new();
+    // Before new ones are made: those stay good.
+    if !args.revoke.is_empty() {
+        let (counts, file) = lab.revoke(&args.revoke, now)?;
+        for (who, count) in args.revoke.iter().zip(counts) {
+            let _ = match count {
+                0 => writeln!(text, "{who}: has no certificate that is good any more"),
+                count => writeln!(text, "{who}: certificates revoked: {count}"),
+            };
+        }
+        let _ = writeln!(
+            text,
+            "{}: put it in the place of the one before on every host",
+            file.display()
+        );
+    }
     if lab.is_new {
         let (certificate, key) = lab.files("ca");
         let _ = writeln!(
@@ -140,8 +162,54 @@ mod tests {
             operator: false,
             days: 1,
             renew: false,
+            revoke: Vec::new(),
         };
         let error = make(&args).unwrap_err().to_string();
         assert!(error.contains("`a*b`") && !dir.exists(), "{error}");
+    }
+
+    #[test]
+    fn who_has_had_none_is_not_revoked_and_all_that_somebody_had_are() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = place.path().join("lab");
+        let args = |node: &[&str], revoke: &[&str], renew| Certificates {
+            dir: dir.clone(),
+            hook: Vec::new(),
+            node: node.iter().map(ToString::to_string).collect(),
+            operator: false,
+            days: 1,
+            renew,
+            revoke: revoke.iter().map(ToString::to_string).collect(),
+        };
+        let error = make(&args(&[], &["node-a"], false))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("nothing to revoke") && !dir.exists(),
+            "{error}"
+        );
+        make(&args(&["a", "b"], &[], false)).unwrap();
+        make(&args(&["a"], &[], true)).unwrap();
+        let before = std::fs::read(dir.join("ca.crt")).unwrap();
+        let error = make(&args(&[], &["node-a", "a"], false))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("`a` has no certificate here"), "{error}");
+        assert_eq!(std::fs::read(dir.join("ca.crt")).unwrap(), before);
+        let said = make(&args(&["a"], &["node-a"], true)).unwrap();
+        assert!(said.contains("node-a: certificates revoked: 2\n"), "{said}");
+        let said = make(&args(&[], &["node-a", "node-a"], false)).unwrap();
+        assert!(
+            said.contains("revoked: 1\nnode-a: has no certificate"),
+            "{said}"
+        );
+        // What is revoked is not brought back by a lab that has lost what it knew.
+        std::fs::remove_file(dir.join("issued.txt")).unwrap();
+        let error = make(&args(&["c"], &[], false)).unwrap_err().to_string();
+        assert!(
+            error.contains("issued.txt") && error.contains("put the file back"),
+            "{error}"
+        );
+        assert!(!dir.join("node-c.crt").exists());
     }
 }

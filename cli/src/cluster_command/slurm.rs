@@ -17,8 +17,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, anyhow, bail};
 use cluster::live::http::client::{Client, ClientError};
 use cluster::live::placement::Decided;
-use cluster::live::slurm::{self, Away, Gpu, Limits, Phase, Places, QueuedJob, Taken, Watch};
-use cluster::live::wire::{HookStatus, NodeView};
+use cluster::live::slurm::{self, Away, Gpu, Limits, Next, Phase, Places, QueuedJob, Taken, Watch};
+use cluster::live::wire::{self, HookStatus, NodeView};
 
 use super::args::SlurmPacker;
 
@@ -147,7 +147,9 @@ fn pass(args: &SlurmPacker, waiting: &mut Waiting, watch: &mut Watch) -> anyhow:
             update(args, &slurm::unmark(job), job.id);
         }
     }
-    let watches = args.node_extra || args.requeue_above.is_some();
+    // What an earlier packer has suspended, this one resumes, whatever it was started with.
+    let stands = jobs.iter().any(QueuedJob::is_away);
+    let watches = args.node_extra || args.requeue_above.is_some() || stands;
     if !watches && !jobs.iter().any(|job| job.phase == Phase::Held) {
         return Ok(released);
     }
@@ -165,6 +167,9 @@ fn pass(args: &SlurmPacker, waiting: &mut Waiting, watch: &mut Watch) -> anyhow:
     let status: HookStatus = hook.ask("GET", "/v1/status", None::<&()>)?;
     let mut places = Places::of(gpus, &jobs, &status.nodes, args.shard);
     requeue(args, &jobs, &places, &status.nodes, watch);
+    if args.suspend || stands {
+        suspend(args, &jobs, &status.nodes, watch, &mut hook)?;
+    }
     for job in &mut jobs {
         if !is_due(job, waiting) {
             continue;
@@ -208,12 +213,22 @@ fn requeue(
         sustained: args.requeue_sustained,
         within_s: args.requeue_within.as_secs(),
         most: args.requeue_most,
+        suspends: args.suspend,
     };
     let troubles = places.troubles(nodes, &limits, unix_s());
     for trouble in watch.step(troubles, jobs, limits.sustained, Instant::now()) {
         let Some(job) = jobs.iter().find(|job| job.id == trouble.goes) else {
             continue;
         };
+        if args.suspend && job.may_stand {
+            if update(args, &slurm::mark_away(job, &trouble, unix_s()), job.id) {
+                say(&format!(
+                    "job {} is to be suspended: beside it job {} takes {:.2} times as long as solo",
+                    job.id, trouble.slow, trouble.slowdown
+                ));
+            }
+            continue;
+        }
         if job.is_marked() || !update(args, &slurm::mark(job, &trouble), job.id) {
             continue;
         }
@@ -230,6 +245,73 @@ fn requeue(
             }
         }
     }
+}
+
+/// Goes on with jobs that are to stand, or stand, and says to the hook whose memory is to be off
+/// the GPUs. A step that fails is tried again in the next pass.
+///
+/// # Errors
+/// The hook is not there.
+fn suspend(
+    args: &SlurmPacker,
+    jobs: &[QueuedJob],
+    nodes: &[NodeView],
+    watch: &mut Watch,
+    hook: &mut Client,
+) -> anyhow::Result<()> {
+    let mut away = Vec::new();
+    for job in jobs.iter().filter(|job| job.is_away()) {
+        let id = job.id.to_string();
+        let stays = match slurm::next(job, jobs, nodes, unix_s()) {
+            Next::Wait => true,
+            Next::Note => {
+                update(args, &slurm::stand(job), job.id);
+                true
+            }
+            Next::Suspend => match scontrol(args, &["suspend", &id]) {
+                Ok(_) => {
+                    update(args, &slurm::stand(job), job.id);
+                    say(&format!(
+                        "job {id} is suspended, and its memory has left the GPU"
+                    ));
+                    true
+                }
+                Err(error) => give_up(args, job, &format!("{error:#}"), watch),
+            },
+            Next::GiveUp(why) => give_up(args, job, &why, watch),
+            Next::Resume => match scontrol(args, &["resume", &id]) {
+                Ok(_) => {
+                    update(args, &slurm::go_on(job), job.id);
+                    say(&format!("job {id} is resumed"));
+                    false
+                }
+                Err(error) => {
+                    say(&format!("job {id} cannot be resumed: {error:#}"));
+                    true
+                }
+            },
+            Next::Back => {
+                update(args, &slurm::go_on(job), job.id);
+                false
+            }
+        };
+        if stays {
+            away.push(job);
+        }
+    }
+    let wanted = wire::Away {
+        nodes: slurm::by_node(away.into_iter()),
+    };
+    hook.ask::<_, wire::Away>("PUT", "/v1/away", Some(&wanted))?;
+    Ok(())
+}
+
+/// A job is not suspended after all, and not tried again.
+fn give_up(args: &SlurmPacker, job: &QueuedJob, why: &str, watch: &mut Watch) -> bool {
+    say(&format!("job {} cannot be suspended: {why}", job.id));
+    update(args, &slurm::go_on(job), job.id);
+    watch.refuse(job.id);
+    false
 }
 
 /// What became of a held job.
@@ -491,6 +573,8 @@ mod tests {
             for_slurm: None,
             started_s: 0,
             may_go: false,
+            may_stand: false,
+            is_suspended: false,
         }
     }
 

@@ -11,6 +11,7 @@
 //! has recorded them; a repeated order is not done again. The agent ignores a hook that another
 //! hook has replaced.
 
+mod away;
 mod orders;
 mod stale;
 
@@ -35,8 +36,8 @@ use super::http::client::{Client, ClientError};
 use super::store::random_word;
 use super::waits;
 use super::wire::{
-    API_MAJOR, Ack, Device, HookId, MAX_OTHERS, Order, Orders, OtherJob, Registration, Report,
-    RunId, Welcome,
+    API_MAJOR, Ack, AwayJob, Device, HookId, MAX_OTHERS, Order, Orders, OtherJob, Registration,
+    Report, RunId, Welcome, is_slurms,
 };
 use stale::listen_to;
 
@@ -86,6 +87,8 @@ struct Memory {
     /// Epoch and number of the last order that was done.
     applied: (u64, u64),
     acks: Vec<Ack>,
+    /// Jobs of other engines that were moved off their devices.
+    moved: BTreeSet<String>,
 }
 
 /// An agent.
@@ -104,6 +107,8 @@ pub struct Agent {
     open: Vec<Order>,
     /// The order to stop for which a job was asked, and when: once, and from then on waited for.
     asked: Option<(u64, Instant)>,
+    /// Jobs of other engines that are to be off their devices, as they stand.
+    away: BTreeMap<String, AwayJob>,
     /// Goes that said that all is saved.
     saved: BTreeSet<RunId>,
     /// Why the hook is refused, as the arbiter's journal has it.
@@ -179,6 +184,7 @@ impl Agent {
             trying: None,
             open: Vec::new(),
             asked: None,
+            away: BTreeMap::new(),
             saved: BTreeSet::new(),
             noted: None,
             arbiter: None,
@@ -271,7 +277,8 @@ impl Agent {
         }
         self.open = orders.orders;
         let busy = self.obey();
-        Ok(busy)
+        // After what the hook's own jobs are to do: a move may take a second.
+        Ok(self.move_others(orders.away) || busy)
     }
 
     fn hear(&mut self, hook: &HookId) -> Result<(), String> {
@@ -393,6 +400,7 @@ impl Agent {
             runs,
             waits: waits.unwrap_or_default(),
             others,
+            away: self.away.values().cloned().collect(),
             arbiter,
         })
     }
@@ -419,13 +427,12 @@ impl Agent {
     }
 }
 
-/// Jobs of Slurm's whose slowdown is known. Only an engine has such names: no user can take one.
+/// Jobs of Slurm's whose slowdown is known.
 fn others(arbiter: &ArbiterStatus) -> Vec<OtherJob> {
-    let running = arbiter.jobs.iter().filter(|job| {
-        let number = job.name.strip_prefix("slurm.").unwrap_or_default();
-        let reserved = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
-        reserved && job.state != JobState::Gone && !job.paused
-    });
+    let running = arbiter
+        .jobs
+        .iter()
+        .filter(|job| is_slurms(&job.name) && job.state != JobState::Gone && !job.paused);
     let measured = running.filter_map(|job| {
         let profile = job.profile.as_deref()?;
         let slowdown = profile.slowdown?;
@@ -600,6 +607,63 @@ mod tests {
         let many = (0..20_000).map(|at| job(format!("slurm.{at}"), hinted, Some(1.0)));
         arbiter.jobs = many.collect();
         assert_eq!(others(&arbiter).len(), MAX_OTHERS);
+    }
+
+    #[test]
+    fn jobs_leave_and_come_back_as_the_hook_wants_and_others_are_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = agent(dir.path()).unwrap();
+        let names = |all: &[&str]| Some(all.iter().map(ToString::to_string).collect());
+        // Nobody listens: it is tried again.
+        assert!(first.move_others(names(&["slurm.7"])));
+        let (hears, heard) = std::sync::mpsc::channel();
+        control::stand_in::stand_in(&first.config.api_socket, move |asked| {
+            let control::Request::Move(moves) = asked.request().unwrap() else {
+                panic!("another request");
+            };
+            let (name, evicted) = match moves.evict.first() {
+                Some(name) => (name.clone(), true),
+                None => (moves.restore[0].clone(), false),
+            };
+            let outcome = match name.as_str() {
+                "slurm.8" => control::MoveOutcome::Refused,
+                _ => control::MoveOutcome::Done,
+            };
+            hears.send((name.clone(), evicted)).unwrap();
+            let job = control::JobMoved {
+                job: name,
+                evicted,
+                outcome,
+                reason: "it is not evictable".into(),
+                ..control::JobMoved::default()
+            };
+            control::stand_in::answer(&Ok(control::Reply::Moved(control::Moved {
+                jobs: vec![job],
+                ..control::Moved::default()
+            })))
+        });
+        let wanted = names(&["slurm.7", "slurm.8", "train", "slurm.", "slurm.x"]);
+        while first.move_others(wanted.clone()) {}
+        let said: Vec<_> = first.away.values().cloned().collect();
+        assert_eq!((said[0].evicted, said[0].reason.as_str()), (true, ""));
+        assert_eq!(
+            (said[1].evicted, said[1].reason.as_str()),
+            (false, "it is not evictable")
+        );
+        assert!(!first.move_others(None), "it is not known what is wanted");
+        assert_eq!(first.away.len(), 2);
+        let asked: Vec<_> = heard.try_iter().collect();
+        assert_eq!(
+            asked,
+            [("slurm.7".to_owned(), true), ("slurm.8".to_owned(), true)]
+        );
+        drop(first);
+        // What one agent has moved, the next one brings back.
+        let mut second = agent(dir.path()).unwrap();
+        while second.move_others(names(&[])) {}
+        let asked: Vec<_> = heard.try_iter().collect();
+        assert_eq!(asked, [("slurm.7".to_owned(), false)]);
+        assert!(second.memory.moved.is_empty() && second.away.is_empty());
     }
 
     #[test]

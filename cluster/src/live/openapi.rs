@@ -26,7 +26,7 @@ pub static DOCUMENT: LazyLock<String> = LazyLock::new(|| {
     ),
     paths(
         session, document, health, status, decisions, decide, jobs, submit, job, cancel, register,
-        report, forget, kinds, feed
+        report, forget, kinds, feed, away
     ),
     components(schemas(Problem)),
     security(("token" = [])),
@@ -109,10 +109,10 @@ mod tests {
     use crate::live::placement::{Candidate, DecideRequest, Decided, JobProfile, Unfit};
     use crate::live::routes::ROUTES;
     use crate::live::wire::{
-        Ack, DecisionView, Device, Ended, Fed, FedPair, Feed, Health, HookId, HookStatus, JobPhase,
-        JobView, KindView, NodeView, Order, Orders, OtherJob, PairView, Registration, Report,
-        RunId, RunReport, Signal, SpeedView, StartRun, Submission, Terms, WaitMatrix, Welcome,
-        What,
+        Ack, Away, AwayJob, DecisionView, Device, Ended, Fed, FedPair, Feed, Health, HookId,
+        HookStatus, JobPhase, JobView, KindView, NodeView, Order, Orders, OtherJob, PairView,
+        Registration, Report, RunId, RunReport, Signal, SpeedView, StartRun, Submission, Terms,
+        WaitMatrix, Welcome, What,
     };
 
     fn document() -> Value {
@@ -193,6 +193,8 @@ mod tests {
         check("Ended", json(Ended::default()));
         check("WaitMatrix", json(WaitMatrix::default()));
         check("OtherJob", json(OtherJob::default()));
+        check("AwayJob", json(AwayJob::default()));
+        check("Away", json(Away::default()));
         check("Orders", json(Orders::default()));
         check(
             "Order",

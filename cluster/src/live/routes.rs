@@ -24,8 +24,8 @@ use super::openapi;
 use super::placement::{DecideRequest, Decided};
 use super::service::{Service, refusal};
 use super::wire::{
-    DecisionView, Fed, Feed, Health, HookStatus, JobView, KindView, Orders, Registration, Report,
-    Submission, Welcome,
+    Away, DecisionView, Fed, Feed, Health, HookStatus, JobView, KindView, Orders, Registration,
+    Report, Submission, Welcome,
 };
 
 /// One row of the API.
@@ -70,7 +70,7 @@ where
 }
 
 /// The whole API.
-fn table() -> [(Route, MethodRouter<Arc<Service>>); 15] {
+fn table() -> [(Route, MethodRouter<Arc<Service>>); 16] {
     const OPEN: bool = true;
     const PROVEN: bool = false;
     [
@@ -89,6 +89,7 @@ fn table() -> [(Route, MethodRouter<Arc<Service>>); 15] {
         row::<__path_forget, _, _>(PROVEN, forget),
         row::<__path_kinds, _, _>(PROVEN, kinds),
         row::<__path_feed, _, _>(PROVEN, feed),
+        row::<__path_away, _, _>(PROVEN, away),
     ]
 }
 
@@ -369,4 +370,16 @@ async fn kinds(State(service): Served) -> Response {
 async fn feed(State(service): Served, Asked(fed): Asked<Feed>) -> Response {
     let now = service.now();
     service.with(200, |hook| hook.feed(fed, now))
+}
+
+/// Says which jobs of other engines are to be off the devices, while their engine has them
+/// suspended. Those that were named before and are not any more come back.
+#[utoipa::path(
+    put,
+    path = "/v1/away",
+    request_body = Away,
+    responses((status = 200, description = "Done.", body = Away)),
+)]
+async fn away(State(service): Served, Asked(away): Asked<Away>) -> Response {
+    service.with(200, |hook| hook.keep_away(away))
 }

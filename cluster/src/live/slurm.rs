@@ -13,6 +13,7 @@ mod extra;
 mod hosts;
 mod queue;
 mod requeue;
+mod suspend;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +25,7 @@ use control::{Class, parse_bytes};
 
 pub use queue::{HELD_COLUMNS, away, gpus, jobs, still_held};
 pub use requeue::{Limits, MOST_REQUEUES, Trouble, Watch, clear, mark, unmark};
+pub use suspend::{Next, by_node, go_on, mark_away, next, stand};
 
 use super::placement::{Candidate, DecideRequest, Decided, JobProfile};
 use super::wire::NodeView;
@@ -103,6 +105,10 @@ pub struct QueuedJob {
     pub started_s: u64,
     /// It runs where the packer has put it, and its user lets it be requeued.
     pub may_go: bool,
+    /// It runs there, and was submitted as evictable.
+    pub may_stand: bool,
+    /// Slurm has suspended it.
+    pub is_suspended: bool,
 }
 
 /// A part of a GPU.
@@ -200,6 +206,7 @@ struct Running {
     id: u64,
     started_s: u64,
     may_go: bool,
+    may_stand: bool,
     requeued: u32,
 }
 
@@ -263,11 +270,13 @@ impl Places {
                 place.taken = place.taken.saturating_add(one.shards);
                 place.jobs.push(job.profile(self.shard_bytes));
                 place.ids.push(job.id);
-                if job.phase == Phase::Running {
+                // One that is suspended slows nobody down.
+                if job.phase == Phase::Running && !job.is_suspended {
                     place.running.push(Running {
                         id: job.id,
                         started_s: job.started_s,
                         may_go: job.may_go,
+                        may_stand: job.may_stand,
                         requeued: job.requeued(),
                     });
                 }
@@ -318,7 +327,15 @@ pub fn update(job: &QueuedJob, gpu: &Gpu, decided: &Decided) -> Vec<String> {
         "{MARK}place,at={}/{},device={},slowdown={slowdown:.2},confidence={:.2}",
         gpu.node, gpu.kind, decided.device, decided.confidence
     );
-    for key in ["mem", "share", "class", "requeued", "apart", "because"] {
+    for key in [
+        "mem",
+        "share",
+        "class",
+        "evictable",
+        "requeued",
+        "apart",
+        "because",
+    ] {
         if let Some(value) = said(&job.comment, key) {
             comment += &format!(",{key}={value}");
         }

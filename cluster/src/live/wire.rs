@@ -145,10 +145,20 @@ pub struct Report {
     /// Jobs of other engines of which it is known how much slower than solo they run; a part of
     /// them where there are many.
     pub others: Vec<OtherJob>,
+    /// Jobs of other engines that the hook wants off the devices.
+    pub away: Vec<AwayJob>,
 }
 
 /// Jobs of other engines that a node reports at most.
 pub const MAX_OTHERS: usize = 256;
+
+/// Whether this is how a job of Slurm's is called. Only an engine has such names: no user can take
+/// one.
+#[must_use]
+pub fn is_slurms(name: &str) -> bool {
+    let number = name.strip_prefix("slurm.").unwrap_or_default();
+    !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+}
 
 /// A job that another engine has started, as its node's arbiter measures it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
@@ -162,6 +172,27 @@ pub struct OtherJob {
     /// How far that is to be trusted.
     #[schema(minimum = 0, maximum = 1)]
     pub confidence: f64,
+}
+
+/// A job of another engine whose memory is to leave its device.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct AwayJob {
+    /// Its name on the node's arbiter: `slurm.7`.
+    pub name: String,
+    /// Its memory has left, and it gets no time.
+    pub evicted: bool,
+    /// Why it cannot leave; empty: it has left, or does.
+    pub reason: String,
+}
+
+/// Which jobs of other engines are to be off the devices: all of them, by node. Those that were
+/// there before and are not any more come back.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct Away {
+    /// Their names on the node's arbiter, by the node's name.
+    pub nodes: BTreeMap<String, Vec<String>>,
 }
 
 /// What became of an order.
@@ -248,6 +279,9 @@ pub struct Orders {
     pub settled: Vec<RunId>,
     /// What to do, in this order; repeated until acknowledged.
     pub orders: Vec<Order>,
+    /// Jobs of other engines whose memory is to be off the devices. Null: that is not known, and
+    /// all stays as it is.
+    pub away: Option<Vec<String>>,
 }
 
 /// One thing to do on a node. Numbers grow by node and are never used twice within an epoch; one of
@@ -482,6 +516,9 @@ pub struct NodeView {
     pub waits: Vec<WaitMatrix>,
     /// Jobs of other engines, as it last reported them; none while it is silent.
     pub others: Vec<OtherJob>,
+    /// Jobs of other engines that are to be off its devices, as it last reported them; none while
+    /// it is silent.
+    pub away: Vec<AwayJob>,
     /// Why it does nothing that this hook says. Empty: it does.
     pub refusal: String,
 }

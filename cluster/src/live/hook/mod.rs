@@ -41,7 +41,7 @@ use super::adapt::{self, Known, Shared};
 use super::clock::{Clock, Now, Reading};
 use super::records::{Changes, JobRecord, Kept, NodeRecord, Service, SpeedRecord, solo_key};
 use super::store::{Store, StoreError};
-use super::wire::{DecisionView, HookId, Order, OtherJob, RunId, WaitMatrix, What};
+use super::wire::{AwayJob, DecisionView, HookId, Order, OtherJob, RunId, WaitMatrix, What};
 use learned::Learned;
 use past::{Pairs, Solos};
 use place::Resident;
@@ -154,6 +154,8 @@ struct NodeEntry {
     waits: Vec<WaitMatrix>,
     /// Jobs of other engines, as last reported.
     others: Vec<OtherJob>,
+    /// Those that are to be off its devices, as last reported.
+    away: Vec<AwayJob>,
     /// Jobs of each device, as last reported.
     residents: BTreeMap<String, Vec<Resident>>,
 }
@@ -200,6 +202,9 @@ pub struct Hook {
     trials: BTreeMap<(u64, u64), Trial>,
     /// Held back for a moment, so that the job beside it can be measured solo.
     probed: BTreeSet<u64>,
+    /// Jobs of other engines that are to be off the devices, by node; `None`: nobody has said since
+    /// this hook started.
+    away: Option<BTreeMap<String, Vec<String>>>,
     /// Terms that were refused are not sent again before this.
     retry_s: BTreeMap<u64, f64>,
     log: VecDeque<DecisionView>,
@@ -322,6 +327,7 @@ impl Hook {
             watches: BTreeMap::new(),
             trials: BTreeMap::new(),
             probed: BTreeSet::new(),
+            away: None,
             retry_s: BTreeMap::new(),
             log: log.into_iter().collect(),
             changes: Changes::default(),

@@ -9,8 +9,8 @@ use super::{Hook, NodeEntry, invalid, refuse};
 use crate::live::clock::Now;
 use crate::live::records::NodeRecord;
 use crate::live::wire::{
-    API_MAJOR, Ack, Ended, JobPhase, MAX_OTHERS, Order, Orders, OtherJob, Registration, Report,
-    RunId, RunReport, Welcome, What,
+    API_MAJOR, Ack, Away, AwayJob, Ended, JobPhase, MAX_OTHERS, Order, Orders, OtherJob,
+    Registration, Report, RunId, RunReport, Welcome, What, is_slurms,
 };
 
 /// Devices of a node at most: what a mask of free GPUs holds.
@@ -214,6 +214,16 @@ impl Hook {
             .filter(is_one)
             .take(MAX_OTHERS)
             .collect();
+        entry.away = report
+            .away
+            .into_iter()
+            .filter(|one| control::check_name(&one.name).is_ok())
+            .map(|one| AwayJob {
+                reason: shorten(&one.reason),
+                ..one
+            })
+            .take(MAX_OTHERS)
+            .collect();
         self.watch_nodes();
         self.note_waits();
         let mut acked_seq = 0;
@@ -259,7 +269,34 @@ impl Hook {
             acked_seq,
             settled,
             orders,
+            away: self
+                .away
+                .as_ref()
+                .map(|all| all.get(name).cloned().unwrap_or_default()),
         })
+    }
+
+    /// Takes note of which jobs of other engines are to be off the devices. Nothing of it is kept
+    /// over a restart: who says it says it again and again.
+    ///
+    /// # Errors
+    /// What is no job, or more than there can be.
+    pub fn keep_away(&mut self, away: Away) -> Result<Away, ControlError> {
+        let jobs = away.nodes.values().flatten();
+        if let Some(bad) = jobs.clone().find(|name| !is_slurms(name)) {
+            return Err(invalid(
+                format!("`{}` is no job of another engine", shorten(bad)),
+                "write it as its node's arbiter does: slurm.7",
+            ));
+        }
+        if away.nodes.len() > MAX_NODES || away.nodes.values().any(|jobs| jobs.len() > MAX_OTHERS) {
+            return Err(invalid(
+                format!("more than {MAX_NODES} nodes, or {MAX_OTHERS} jobs of one"),
+                "name fewer",
+            ));
+        }
+        self.away = Some(away.nodes.clone());
+        Ok(away)
     }
 
     fn on_ack(&mut self, node: &str, ack: &Ack) {

@@ -91,6 +91,11 @@ impl Hook {
             } else {
                 Vec::new()
             },
+            away: if entry.up {
+                entry.away.clone()
+            } else {
+                Vec::new()
+            },
             refusal: self.refusals.get(name).cloned().unwrap_or_default(),
         }
     }

@@ -135,6 +135,8 @@ pub struct Client {
 /// A connection to one that knows the token.
 struct Connection {
     line: Line,
+    /// How often the files of TLS had changed when it began.
+    by_files: u64,
     session: Session,
     hook: HookId,
 }
@@ -360,6 +362,7 @@ impl Client {
         if let Some(node) = self.token.node() {
             path += &format!("&node={node}");
         }
+        let by_files = self.changes();
         let mut line = self.line(stream, end)?;
         let answer = self
             .exchange(&mut line, "GET", &path, &[], None, end)
@@ -392,9 +395,26 @@ impl Client {
         let session = secret.accept(&nonce, &said).ok_or_else(stranger)?;
         Ok(Connection {
             line,
+            by_files,
             session,
             hook: said.hook,
         })
+    }
+
+    /// How often the files have changed that say whom it believes, as they are now.
+    fn changes(&self) -> u64 {
+        self.tls.as_ref().map_or(0, |(tls, _)| {
+            // What is wrong with them is said by who opened them.
+            let _ = tls.now();
+            tls.changes()
+        })
+    }
+
+    /// The connection that is there. One that began by other files shows its certificate anew: it
+    /// may be revoked.
+    fn kept(&mut self) -> Option<Connection> {
+        let kept = self.connection.take()?;
+        (kept.by_files == self.changes()).then_some(kept)
     }
 
     /// Who answers: a hook that has proved that it knows the token.
@@ -402,7 +422,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn meet(&mut self) -> Result<HookId, ClientError> {
-        let connection = match self.connection.take() {
+        let connection = match self.kept() {
             Some(connection) => connection,
             None => self.connect()?,
         };
@@ -432,7 +452,7 @@ impl Client {
             Some(body) => serde_json::to_vec(body)
                 .map_err(|error| nonsense(format!("the request: {error}")))?,
         };
-        let kept = self.connection.take();
+        let kept = self.kept();
         let mut connection = None;
         if let Some(mut kept) = kept {
             match self.say(&mut kept, method, path, &body) {

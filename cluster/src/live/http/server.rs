@@ -251,6 +251,7 @@ impl Door {
             number,
             from,
             since: now,
+            by_files: self.site.tls().map_or(0, certificates::Server::changes),
             shown: Mutex::default(),
             session: Mutex::default(),
             place: Mutex::default(),
@@ -325,6 +326,8 @@ struct Peer {
     number: u64,
     from: IpAddr,
     since: Instant,
+    /// How often the files of TLS had changed when it began.
+    by_files: u64,
     shown: Mutex<Shown>,
     /// Both sides' proofs hold for this connection only.
     session: Mutex<Option<Session>>,
@@ -518,10 +521,13 @@ impl Peer {
         }
     }
 
-    /// Whether it is time for another handshake.
+    /// Whether it is time for another handshake: after a while, and where other files say who is
+    /// believed, as when somebody's certificate was revoked.
     fn is_old(&self) -> bool {
         let site = &self.door.site;
-        site.tls().is_some() && self.since.elapsed() >= site.lasts()
+        let over = || self.since.elapsed() >= site.lasts();
+        site.tls()
+            .is_some_and(|tls| tls.changes() != self.by_files || over())
     }
 
     /// Something came.

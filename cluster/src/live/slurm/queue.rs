@@ -125,6 +125,12 @@ impl Said {
             && !array
     }
 
+    /// Whether it runs, and is no part of an array.
+    fn may_be_suspended(&self) -> bool {
+        let array = self.array_job_id.number().is_some_and(|id| id > 0);
+        matches!(self.job_state.words(), [state] if state == "RUNNING") && !array
+    }
+
     /// Why Slurm has to choose the node of a held job.
     fn for_slurm(&self) -> Option<&'static str> {
         let some = |value: &Loose| value.number().is_some_and(|number| number > 0);
@@ -164,7 +170,11 @@ fn job(said_of: &Said) -> Option<QueuedJob> {
         })
     };
     let (phase, taken) = if said_of.job_state.is(&RUNNING) {
-        (Phase::Running, said_of.given())
+        let given = said_of.given();
+        // One that is suspended keeps what it has, whether Slurm lists that or not.
+        let kept = said_of.job_state.is(&["SUSPENDED"]) && given.is_empty();
+        let kept = kept.then(decided).flatten();
+        (Phase::Running, kept.map_or(given, |kept| vec![kept]))
     } else if !said_of.job_state.is(&["PENDING"]) {
         return None;
     } else if held && comment.starts_with("hold,") {
@@ -204,7 +214,14 @@ fn job(said_of: &Said) -> Option<QueuedJob> {
             Phase::Running => said_of.start_time.number().unwrap_or(0),
             _ => 0,
         },
-        may_go: said_of.may_be_requeued() && said(comment, "at").is_some(),
+        // One that is on its way into a suspension, or in one, goes nowhere else.
+        may_go: said_of.may_be_requeued()
+            && said(comment, "at").is_some()
+            && !comment.starts_with("suspend"),
+        may_stand: said_of.may_be_suspended()
+            && said(comment, "evictable").is_some()
+            && comment.starts_with("at="),
+        is_suspended: said_of.job_state.is(&["SUSPENDED"]),
         partitions: partitions.map(str::to_owned).collect(),
         required: list(&said_of.required_nodes).unwrap_or_default(),
         excluded: list(&said_of.excluded_nodes).unwrap_or_default(),

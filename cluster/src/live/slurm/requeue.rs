@@ -41,6 +41,9 @@ pub struct Limits {
     pub within_s: u64,
     /// So often each job.
     pub most: u32,
+    /// Evictable jobs are suspended in place of being requeued, whenever they have started: no work
+    /// is lost.
+    pub suspends: bool,
 }
 
 /// A job that is too slow beside another.
@@ -109,7 +112,8 @@ impl Places {
                 continue;
             };
             let soon = now_s.saturating_sub(last.started_s) <= limits.within_s;
-            if !(last.may_go && soon && last.requeued < limits.most.min(MOST_REQUEUES)) {
+            let may_go = last.may_go && soon && last.requeued < limits.most.min(MOST_REQUEUES);
+            if !(may_go || limits.suspends && last.may_stand) {
                 continue;
             }
             let slowdown = |id: u64| {
@@ -210,6 +214,9 @@ pub fn clear(job: &QueuedJob, now_s: u64) -> Vec<String> {
     for key in ["mem", "share", "class"] {
         comment += &format!(",{key}={}", get(key));
     }
+    if !get("evictable").is_empty() {
+        comment += ",evictable=1";
+    }
     comment += &format!(
         ",requeued={count},apart={},after={},because=slurm.{}_ran_{}_times_slower,shards={}",
         apart.join("+"),
@@ -228,7 +235,7 @@ pub fn clear(job: &QueuedJob, now_s: u64) -> Vec<String> {
         .collect()
 }
 
-fn words(job: &QueuedJob, comment: &str) -> Vec<String> {
+pub(super) fn words(job: &QueuedJob, comment: &str) -> Vec<String> {
     vec![
         format!("JobId={}", job.id),
         format!("AdminComment={MARK}{comment}"),

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::live::wire::{Device, OtherJob, WaitMatrix};
+use crate::live::wire::{AwayJob, Device, OtherJob, WaitMatrix};
 
 const NODES: &str = "\
 NodeName=n1 Arch=x86_64 CoresPerSocket=8 State=MIXED Gres=gpu:g0:1(S:0),gpu:g1:1(S:0),shard:32 Partitions=main,long
@@ -405,6 +405,7 @@ fn limits() -> Limits {
         sustained: std::time::Duration::from_secs(30),
         within_s: 600,
         most: 2,
+        suspends: false,
     }
 }
 
@@ -679,4 +680,98 @@ fn what_is_free_is_written_into_extra_beside_what_others_have_there() {
     nodes[0].up = false;
     let silent = extra(NODES, &nodes);
     assert!(silent[1][1].contains("\"g0_gpumem_free\":16"), "{silent:?}");
+}
+
+const EVICTABLE: &str =
+    "sublet:at=n1/g0,device=GPU-a,slowdown=1.00,confidence=0.00,mem=3G,evictable=1,shards=4";
+
+#[test]
+fn an_evictable_job_stands_while_the_other_one_runs_and_goes_on_after_it() {
+    let comment = |words: &[String]| words.last().unwrap().replacen("AdminComment=", "", 1);
+    // It has run for long, and its user lets it not be requeued: no work is lost.
+    let last = with(placed(3, NOW_S - 2000, EVICTABLE), "requeue", json!(false));
+    let first = placed(5, NOW_S - 5000, AT);
+    let all = read(&[first.clone(), last]);
+    let slow = measures(&[(5, 2.0, 0.9)]);
+    let places = Places::of(gpus(NODES), &all, &slow, SHARD_BYTES);
+    assert_eq!(places.troubles(&slow, &limits(), NOW_S), []);
+    let suspends = Limits {
+        suspends: true,
+        ..limits()
+    };
+    let found = places.troubles(&slow, &suspends, NOW_S);
+    assert_eq!((found[0].goes, found[0].beside), (3, 5));
+    assert!(!all[1].is_away());
+    let leaves = comment(&mark_away(&all[1], &found[0], NOW_S));
+    assert!(leaves.starts_with("sublet:suspend,at=n1/g0,"), "{leaves}");
+    let of = |comment: &str, state: &str, others: &[Value]| {
+        let job = with(
+            placed(3, NOW_S - 2000, comment),
+            "job_state",
+            json!([state]),
+        );
+        let mut all = others.to_vec();
+        all.push(job);
+        read(&all)
+    };
+    let after = |comment: &str, state: &str, others: &[Value], away: &[AwayJob], s: u64| {
+        let all = of(comment, state, others);
+        let job = all.last().unwrap();
+        assert!(job.is_away() && !job.is_marked());
+        assert!(!job.may_stand && !job.may_go, "it would be marked again");
+        let mut nodes = measures(&[]);
+        nodes[0].away = away.to_vec();
+        next(job, &all, &nodes, NOW_S + s)
+    };
+    let away = |evicted, reason: &str| AwayJob {
+        name: "slurm.3".into(),
+        evicted,
+        reason: reason.into(),
+    };
+    let both = std::slice::from_ref(&first);
+    assert_eq!(after(&leaves, "RUNNING", both, &[], 5), Next::Wait);
+    let other = AwayJob {
+        name: "slurm.4".into(),
+        ..away(true, "")
+    };
+    assert_eq!(after(&leaves, "RUNNING", both, &[other], 5), Next::Wait);
+    assert_eq!(
+        after(&leaves, "RUNNING", both, &[away(false, "")], 5),
+        Next::Wait
+    );
+    assert_eq!(
+        after(&leaves, "RUNNING", both, &[away(true, "")], 5),
+        Next::Suspend
+    );
+    let refused = after(&leaves, "RUNNING", both, &[away(false, "it cannot")], 5);
+    assert_eq!(refused, Next::GiveUp("it cannot".into()));
+    let overdue = after(&leaves, "RUNNING", both, &[], 120);
+    assert!(
+        matches!(&overdue, Next::GiveUp(why) if why.contains("120 s")),
+        "{overdue:?}"
+    );
+    // The packer was ended between the two.
+    assert_eq!(after(&leaves, "SUSPENDED", both, &[], 500), Next::Note);
+    let stands = comment(&stand(of(&leaves, "SUSPENDED", both).last().unwrap()));
+    assert!(stands.starts_with("sublet:suspended,at=n1/g0,"), "{stands}");
+    assert_eq!(after(&stands, "SUSPENDED", both, &[], 900), Next::Wait);
+    assert_eq!(after(&stands, "SUSPENDED", &[], &[], 900), Next::Resume);
+    let too = with(first.clone(), "job_state", json!(["SUSPENDED"]));
+    assert_eq!(after(&stands, "SUSPENDED", &[too], &[], 900), Next::Resume);
+    // Somebody has resumed it.
+    assert_eq!(after(&stands, "RUNNING", both, &[], 900), Next::Back);
+    let all = of(&stands, "SUSPENDED", both);
+    assert_eq!(by_node(all.iter().filter(|job| job.is_away())), {
+        [("n1".to_owned(), vec!["slurm.3".to_owned()])].into()
+    });
+    // Where it is requeued all the same, it stays evictable.
+    let again = comment(&clear(&read(&[placed(3, NOW_S, EVICTABLE)])[0], NOW_S));
+    assert!(again.contains(",class=,evictable=1,requeued=1,"), "{again}");
+    // It slows nobody down while it stands, and keeps its shards.
+    let places = Places::of(gpus(NODES), &all, &slow, SHARD_BYTES);
+    assert_eq!(places.troubles(&slow, &suspends, NOW_S), []);
+    for said in [&leaves, &stands] {
+        let job = of(said, "RUNNING", both).pop().unwrap();
+        assert_eq!(comment(&go_on(&job)), EVICTABLE);
+    }
 }

@@ -181,6 +181,7 @@ impl Fake {
             arbiter: Some(arbiter),
             waits: waits.collect(),
             others: Vec::new(),
+            away: Vec::new(),
         }
     }
 

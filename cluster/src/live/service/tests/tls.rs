@@ -489,3 +489,52 @@ fn an_old_connection_shows_its_certificate_again() {
         assert_eq!(after.is_ok(), stays, "{after:?}");
     }
 }
+
+#[test]
+fn who_is_revoked_is_let_in_no_more() {
+    let place = Place::new();
+    let notices = Notices::default();
+    let server = place.server(true, &notices);
+    server.follow().unwrap();
+    let address = place.hook_with(Some((server, true)), &notices, server::HOUR);
+    let mut a = place.client(address, Some("a"));
+    let mut b = place.client(address, Some("b"));
+    for (client, path) in [(&mut a, "/v1/nodes/a"), (&mut b, "/v1/nodes/b")] {
+        register(client, path).unwrap();
+    }
+    place
+        .lab
+        .revoke(&["a".to_owned()], SystemTime::now())
+        .unwrap();
+    has_noticed(&notices, "new ones");
+    // The connection of before is closed with the next answer, at the latest.
+    let end = Instant::now() + PATIENCE;
+    let why = loop {
+        match register(&mut a, "/v1/nodes/a") {
+            Ok(_) => assert!(Instant::now() < end, "it is let in for ever"),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(why.contains("it is revoked"), "{why}");
+    has_noticed(&notices, "is revoked: its owner needs another one");
+    register(&mut b, "/v1/nodes/b").unwrap();
+    // Another certificate for the same node is as good as any.
+    place.make("a", &["a"], Purpose::Client, 0);
+    register(&mut place.client(address, Some("a")), "/v1/nodes/a").unwrap();
+}
+
+#[test]
+fn a_hook_that_is_revoked_learns_nothing_more() {
+    let place = Place::new();
+    // Its own files are as they were: who has stolen them looks at no list.
+    let (address, _) = place.hook(false);
+    let mut client = place.client(address, None);
+    status(&mut client).unwrap();
+    place
+        .lab
+        .revoke(&["hook".to_owned()], SystemTime::now())
+        .unwrap();
+    let error = status(&mut client).unwrap_err();
+    assert!(matches!(error, ClientError::Unproven { .. }), "{error:?}");
+    assert!(error.to_string().contains("is revoked"), "{error}");
+}
