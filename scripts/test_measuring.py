@@ -45,6 +45,7 @@ MEASURING = {
     "scripts/duplicates": ["channel", "--json"],
     "scripts/faults": "runs the tests of the workspace",
     "scripts/gpu/validate": "takes minutes",
+    "scripts/k8s": "builds Kubernetes, starts one",
     "scripts/nvml-tools": "fetches packages, builds, starts jobs",
     "scripts/package": "fetches packages, boots a Debian",
     "scripts/ray": "fetches Ray, starts two nodes of it",

@@ -12,8 +12,11 @@
 //! Each question has an end by which it is answered. What was not done by then is not done later: a
 //! scheduler that has given up sends the pod elsewhere.
 
+mod again;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -27,6 +30,7 @@ use crate::fit::{self, Candidate, Choice, Wish};
 use crate::http_server::{Answer, problem};
 use crate::objects::Object;
 use crate::picture::{DEVICES_ANNOTATION, Picture};
+use crate::waiting::Waiting;
 use crate::{
     CONFIDENCE_ANNOTATION, DECISION_ANNOTATION, DEVICE_ANNOTATION, RESOURCE, SLOWDOWN_ANNOTATION,
 };
@@ -40,6 +44,10 @@ const BEST: i64 = 10;
 const NOTED: Duration = Duration::from_secs(30);
 /// Pods about which something is noted at a time.
 const NOTES: usize = 4096;
+/// Up to so many nodes that cannot take a pod each say what they have. A scheduler writes all
+/// reasons into one line and counts those that are alike: of more nodes the lines would be too long
+/// for an event, and nobody would read them.
+const DETAILED: usize = 4;
 /// How often a pod is decided anew because others were faster.
 const TRIES: usize = 3;
 /// Devices of a node, jobs of a device, and bytes of a UUID that a hook takes.
@@ -113,6 +121,7 @@ pub struct Extender {
     picture: Mutex<Picture>,
     /// By uid.
     notes: Mutex<BTreeMap<String, Note>>,
+    waiting: Mutex<Waiting>,
 }
 
 impl Extender {
@@ -129,6 +138,7 @@ impl Extender {
             limit,
             picture: Mutex::default(),
             notes: Mutex::default(),
+            waiting: Mutex::default(),
         })
     }
 
@@ -159,14 +169,33 @@ impl Extender {
 
     /// Looks at the cluster, if the last look is old.
     fn look(&self, end: Instant) -> Result<parking_lot::MutexGuard<'_, Picture>, String> {
+        self.look_by(end, |picture, api| picture.refresh(api, Instant::now()))
+    }
+
+    /// Looks at the cluster, if the last look is older than a question: before that is refused. A
+    /// scheduler asks when a pod has gone, and not again before the next one goes.
+    fn look_since(
+        &self,
+        asked: Instant,
+        end: Instant,
+    ) -> Result<parking_lot::MutexGuard<'_, Picture>, String> {
+        self.look_by(end, |picture, api| picture.refresh_since(api, asked))
+    }
+
+    fn look_by(
+        &self,
+        end: Instant,
+        refresh: impl FnOnce(&mut Picture, &Api) -> Result<(), ApiError>,
+    ) -> Result<parking_lot::MutexGuard<'_, Picture>, String> {
         let picture = self.picture.try_lock_until(end);
         let mut picture = picture.ok_or("another question still lists the cluster's pods")?;
-        let looked = picture.refresh(&self.api.until(end), Instant::now());
+        let looked = refresh(&mut picture, &self.api.until(end));
         looked.map_err(|error| error.to_string())?;
         Ok(picture)
     }
 
     fn filter(&self, args: Args, end: Instant) -> Filtered {
+        let asked = Instant::now();
         let failed = |error: String| Filtered {
             error,
             ..Filtered::default()
@@ -184,38 +213,69 @@ impl Extender {
                     ..Filtered::default()
                 };
             }
-            // No node can mend that: the pod's owner can.
+            // No node can mend that: the pod's owner can. Schedulers before 1.21 read the first of
+            // the two alone, and would give no reason; to later ones the second one counts.
             Err(why) => {
                 let why = names.into_iter().map(|name| (name, why.clone()));
+                let why: BTreeMap<_, _> = why.collect();
                 return Filtered {
-                    failed_and_unresolvable_nodes: why.collect(),
+                    failed_nodes: why.clone(),
+                    failed_and_unresolvable_nodes: why,
                     ..kept(&args, &|_| false)
                 };
             }
         };
         let uid = &pod.metadata.uid;
-        let picture = match self.look(end) {
-            Ok(picture) => picture,
-            Err(error) => return failed(error),
-        };
-        let refused = self.refused(uid);
-        let (mut failed_nodes, mut candidates) = (BTreeMap::new(), Vec::new());
-        for name in names {
-            match Self::on_node(&picture, &wish, &name, uid) {
-                Err(why) => drop(failed_nodes.insert(name, why)),
-                Ok((all, _)) => match refused.get(&name) {
-                    Some(why) => drop(failed_nodes.insert(name, why.clone())),
-                    None => candidates.extend(all),
-                },
+        let refused = || self.refuse(pod.pod(), &wish, &names);
+        let known = self
+            .look(end)
+            .map(|picture| self.fitting(&picture, &wish, &names, uid));
+        let known = known.and_then(|known| {
+            if !known.1.is_empty() || names.is_empty() {
+                return Ok(known);
             }
-        }
+            let picture = self.look_since(asked, end)?;
+            Ok(self.fitting(&picture, &wish, &names, uid))
+        });
+        let (mut failed_nodes, candidates) = match known {
+            Ok(known) => known,
+            Err(error) => {
+                refused();
+                return failed(error);
+            }
+        };
         // The hook may take its time: others are answered meanwhile.
-        drop(picture);
         failed_nodes.extend(self.advised_against(uid, &wish, &candidates, end));
+        if names.iter().all(|name| failed_nodes.contains_key(name)) {
+            refused();
+        }
+        let failed_nodes = readable(failed_nodes);
         Filtered {
             failed_nodes: failed_nodes.clone(),
             ..kept(&args, &|name| !failed_nodes.contains_key(name))
         }
+    }
+
+    /// Of these nodes the devices that a pod could have, and the nodes that have none.
+    fn fitting(
+        &self,
+        picture: &Picture,
+        wish: &Wish,
+        names: &[String],
+        uid: &str,
+    ) -> (BTreeMap<String, Why>, Vec<Candidate>) {
+        let refused = self.refused(uid);
+        let (mut failed, mut candidates) = (BTreeMap::new(), Vec::new());
+        for name in names {
+            match Self::on_node(picture, wish, name, uid) {
+                Err(why) => drop(failed.insert(name.clone(), why)),
+                Ok((all, _)) => match refused.get(name) {
+                    Some(why) => drop(failed.insert(name.clone(), Why::alike(why.clone()))),
+                    None => candidates.extend(all),
+                },
+            }
+        }
+        (failed, candidates)
     }
 
     /// Nodes that the hook would not take, of those whose devices fit; where it wants the pod is
@@ -226,14 +286,14 @@ impl Extender {
         wish: &Wish,
         candidates: &[Candidate],
         end: Instant,
-    ) -> BTreeMap<String, String> {
+    ) -> BTreeMap<String, Why> {
         let mut against = BTreeMap::new();
         let Some(Ok(placed)) = self.advice(wish, candidates, end) else {
             self.note(uid, |note| note.node = None);
             return against;
         };
         if placed.node.is_empty() {
-            let why = format!("the hook lets it wait: {}", placed.reason);
+            let why = Why::alike(format!("the hook lets it wait: {}", placed.reason));
             against.extend(candidates.iter().map(|one| (one.node.clone(), why.clone())));
         } else {
             let out = |one: &Candidate| {
@@ -241,9 +301,10 @@ impl Extender {
                 let mut unfit = unfit.filter(|(node, uuid, _)| {
                     *node == one.node && uuid.eq_ignore_ascii_case(&one.uuid)
                 });
-                unfit
-                    .next()
-                    .map(|(.., why)| format!("the hook says: {why}"))
+                unfit.next().map(|(.., why)| Why {
+                    full: format!("the hook says: {why}"),
+                    short: "the hook takes none of its GPUs".into(),
+                })
             };
             let asked: BTreeSet<&str> = candidates.iter().map(|one| one.node.as_str()).collect();
             let mut stay: BTreeSet<&str> = BTreeSet::from([placed.node.as_str()]);
@@ -320,17 +381,24 @@ impl Extender {
         wish: &Wish,
         node: &str,
         uid: &str,
-    ) -> Result<(Vec<Candidate>, Fitting), String> {
+    ) -> Result<(Vec<Candidate>, Fitting), Why> {
         let candidates = picture.candidates(node, uid).ok_or_else(|| {
-            format!("node {node} has no {DEVICES_ANNOTATION}: no device plugin runs there")
+            let short = format!("no {DEVICES_ANNOTATION}: no device plugin runs there");
+            Why {
+                full: format!("node {node} has {short}"),
+                short,
+            }
         })?;
         let Choice { at, reason, unfit } = fit::choose(wish, &candidates);
         let Some(tightest) = at.and_then(|at| candidates.get(at)).cloned() else {
             let why: Vec<String> = unfit.into_iter().flatten().collect();
-            return Err(if why.is_empty() {
-                reason
-            } else {
-                why.join("; ")
+            return Err(Why {
+                full: if why.is_empty() {
+                    reason
+                } else {
+                    why.join("; ")
+                },
+                short: fit::lack(wish, &candidates),
             });
         };
         let fitting = candidates.into_iter().zip(unfit);
@@ -437,7 +505,8 @@ impl Extender {
         let wish = pod.wish()?.ok_or_else(|| {
             format!("pod {pod_namespace}/{pod_name} asks for no {RESOURCE}: it is not bound here")
         })?;
-        let given = self.take(&wish, node, pod_uid, end)?;
+        let given = self.take(&wish, node, pod_uid, end);
+        let given = given.inspect_err(|_| self.refuse(pod.pod(), &wish, from_ref(node)))?;
         let number = |number: f64| format!("{number:.2}");
         // What an earlier decision has left there is removed.
         let annotations = json!({"metadata": {"uid": pod_uid, "annotations": {
@@ -463,7 +532,9 @@ impl Extender {
             }
             return Err(error.to_string());
         }
+        self.picture.lock().bound(pod_uid, Instant::now());
         self.notes.lock().remove(pod_uid);
+        self.waiting.lock().forget(pod_uid);
         self.tell(asked, &given);
         Ok(())
     }
@@ -497,10 +568,16 @@ impl Extender {
     /// Decides for a node, by what is there now: since it was filtered, another pod may have been
     /// given the space, or a device may have vanished.
     fn take(&self, wish: &Wish, node: &str, uid: &str, end: Instant) -> Result<Given, String> {
+        let asked = Instant::now();
         for _ in 0..TRIES {
-            let candidates = {
-                let picture = self.look(end)?;
-                Self::on_node(&picture, wish, node, uid)?.0
+            let known = Self::on_node(&*self.look(end)?, wish, node, uid);
+            let candidates = match known {
+                Ok((candidates, _)) => candidates,
+                Err(_) => {
+                    let picture = self.look_since(asked, end)?;
+                    let on_node = Self::on_node(&picture, wish, node, uid);
+                    on_node.map_err(|why| why.full)?.0
+                }
             };
             let advice = self.advice(wish, &candidates, end);
             if let Some(Ok(placed)) = &advice
@@ -514,7 +591,8 @@ impl Extender {
                 return Err(why);
             }
             let mut picture = self.look(end)?;
-            let (fitting, Fitting { tightest, reason }) = Self::on_node(&picture, wish, node, uid)?;
+            let on_node = Self::on_node(&picture, wish, node, uid);
+            let (fitting, Fitting { tightest, reason }) = on_node.map_err(|why| why.full)?;
             let given = match advice {
                 None => Given {
                     device: tightest.uuid,
@@ -548,6 +626,31 @@ impl Extender {
             "other pods took what was chosen on {node}, {TRIES} times in turn"
         ))
     }
+}
+
+/// Why a node cannot take a pod.
+#[derive(Debug, Clone)]
+struct Why {
+    full: String,
+    /// The same for all nodes that lack the same.
+    short: String,
+}
+
+impl Why {
+    fn alike(text: String) -> Self {
+        Self {
+            full: text.clone(),
+            short: text,
+        }
+    }
+}
+
+/// Reasons as a scheduler can show them in one line.
+fn readable(failed: BTreeMap<String, Why>) -> BTreeMap<String, String> {
+    let detailed = failed.len() <= DETAILED;
+    let reasons = failed.into_iter();
+    let reasons = reasons.map(|(name, why)| (name, if detailed { why.full } else { why.short }));
+    reasons.collect()
 }
 
 /// The device that fits most tightly, and why.

@@ -59,6 +59,22 @@ pub fn why_not(wish: &Wish, one: &Candidate) -> Option<String> {
     })
 }
 
+/// What a node lacks of which no device can take a pod, in words that are the same for all that
+/// lack the same.
+pub fn lack(wish: &Wish, candidates: &[Candidate]) -> String {
+    let share = wish.share.unwrap_or(0.0);
+    let memory = |one: &Candidate| one.free_gib >= wish.memory_gib;
+    let time = |one: &Candidate| share <= one.free_share + NEARLY;
+    let gib = wish.memory_gib;
+    if !candidates.iter().any(memory) {
+        format!("no GPU with {gib} GiB free")
+    } else if !candidates.iter().any(time) {
+        format!("no GPU with a share of {share} free")
+    } else {
+        format!("no GPU with both {gib} GiB and a share of {share} free")
+    }
+}
+
 fn short(share: f64) -> String {
     let text = format!("{:.4}", share.max(0.0));
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -144,6 +160,19 @@ mod tests {
                 .as_ref()
                 .unwrap()
                 .contains("share of 0.7 free")
+        );
+        let lacks = |gib, share| lack(&wish(gib, share), &all);
+        assert_eq!(lacks(81, 0.1), "no GPU with 81 GiB free");
+        assert_eq!(
+            lack(&wish(30, 0.9), &all[1..]),
+            "no GPU with a share of 0.9 free"
+        );
+        assert_eq!(
+            lack(
+                &wish(35, 0.9),
+                &[candidate("d", 40, 0.1), candidate("e", 20, 1.0)]
+            ),
+            "no GPU with both 35 GiB and a share of 0.9 free"
         );
         let unsaid = Wish {
             share: None,

@@ -48,6 +48,7 @@ pub mod sockets;
 pub mod timeslice;
 pub mod ttrpc;
 pub mod units;
+pub mod waiting;
 
 /// Name of the driver, and domain of every name that is ours.
 pub const DRIVER: &str = "sublet.dev";

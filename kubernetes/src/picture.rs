@@ -36,6 +36,9 @@ pub struct NodeDevice {
 #[derive(Debug, Clone)]
 struct Assumed {
     since: Instant,
+    /// When the API server has said that it is bound: a later list without it means that it is
+    /// gone.
+    bound: Option<Instant>,
     node: String,
     device: String,
     wish: Wish,
@@ -63,6 +66,23 @@ impl Picture {
         {
             return Ok(());
         }
+        self.renew(api, now)
+    }
+
+    /// Looks again, unless that was done since `asked`: a pod that is refused by what has changed
+    /// meanwhile may not be asked about for minutes.
+    ///
+    /// # Errors
+    /// As [`Self::refresh`].
+    pub fn refresh_since(&mut self, api: &Api, asked: Instant) -> Result<(), ApiError> {
+        if self.taken.is_some_and(|taken| taken >= asked) {
+            return Ok(());
+        }
+        self.renew(api, Instant::now())
+    }
+
+    /// `now`: when the questions begin.
+    fn renew(&mut self, api: &Api, now: Instant) -> Result<(), ApiError> {
         let nodes = api.list("/api/v1/nodes", "")?;
         let running = "&fieldSelector=status.phase!%3DSucceeded,status.phase!%3DFailed";
         let pods = api.list("/api/v1/pods", running)?;
@@ -77,11 +97,21 @@ impl Picture {
         self.taken = Some(now);
         let pods = &self.pods;
         self.assumed.retain(|uid, one| {
-            let listed = pods
-                .iter()
-                .any(|pod| pod.metadata.uid == *uid && !pod.spec.node_name.is_empty());
-            !listed && now.duration_since(one.since) < ASSUMED
+            match pods.iter().find(|pod| pod.metadata.uid == *uid) {
+                Some(pod) if !pod.spec.node_name.is_empty() => return false,
+                // It was deleted or has ended since.
+                None if one.bound.is_some_and(|bound| bound <= now) => return false,
+                _ => {}
+            }
+            now.duration_since(one.since) < ASSUMED
         });
+    }
+
+    /// Notes that the API server has carried a decision out.
+    pub fn bound(&mut self, uid: &str, now: Instant) {
+        if let Some(one) = self.assumed.get_mut(uid) {
+            one.bound = Some(now);
+        }
     }
 
     /// Notes a decision until the list of pods has it.
@@ -90,6 +120,7 @@ impl Picture {
             uid.to_owned(),
             Assumed {
                 since: now,
+                bound: None,
                 node: node.to_owned(),
                 device: device.to_owned(),
                 wish,
@@ -218,7 +249,7 @@ mod tests {
             share: Some(0.25),
             ..Wish::default()
         };
-        picture.assume("4", "n", "A", wish, now);
+        picture.assume("4", "n", "A", wish.clone(), now);
         assert_eq!(left(&picture, "x"), [(10, 0.25), (10, 1.0)]);
         picture.set(vec![node()], pods.clone(), now);
         assert_eq!(
@@ -226,8 +257,21 @@ mod tests {
             [(10, 0.25), (10, 1.0)],
             "not bound yet"
         );
-        picture.set(vec![node()], pods, now + ASSUMED);
+        picture.set(vec![node()], pods.clone(), now + ASSUMED);
         assert_eq!(left(&picture, "x"), [(50, 0.5), (10, 1.0)]);
+        // One that was bound, and is gone by the next list.
+        picture.assume("5", "n", "A", wish.clone(), now);
+        picture.set(vec![node()], pods.clone(), now);
+        assert_eq!(left(&picture, "x"), [(10, 0.25), (10, 1.0)], "on its way");
+        picture.bound("5", now + FRESH);
+        picture.set(vec![node()], pods.clone(), now);
+        assert_eq!(
+            left(&picture, "x"),
+            [(10, 0.25), (10, 1.0)],
+            "an older list"
+        );
+        picture.set(vec![node()], pods, now + FRESH);
+        assert_eq!(left(&picture, "x"), [(50, 0.5), (10, 1.0)], "it is gone");
         let lies = json!({DEVICE_ANNOTATION: "A", "sublet.dev/share": "lots"});
         picture.set(vec![node()], vec![pod("1", "n", 30, lies)], now);
         assert_eq!(

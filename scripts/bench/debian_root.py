@@ -35,7 +35,7 @@ def mirror():
     return "http://deb.debian.org/debian"
 
 
-def root_tar(cache, name, suite, packages):
+def root_tar(cache, name, suite, packages, patience=400):
     """The root as a tar file; made where it is not there."""
     tar = cache / f"{name}-{suite}.tar"
     if tar.exists():
@@ -49,9 +49,10 @@ def root_tar(cache, name, suite, packages):
     # signatures are checked.
     words = ["mmdebstrap", "--mode=root", "--variant=essential", "--format=tar", '--aptopt=Acquire::Check-Valid-Until "false"']
     words += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale")]
-    words += [f"--include={','.join(packages)}", suite, str(unfinished), mirror()]
+    # Nobody needs what an interrupted run has left.
+    words += ["--dpkgopt=force-unsafe-io", f"--include={','.join(packages)}", suite, str(unfinished), mirror()]
     try:
-        command(words, 400)
+        command(words, patience)
         unfinished.rename(tar)
     finally:
         unfinished.unlink(missing_ok=True)

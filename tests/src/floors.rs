@@ -350,7 +350,7 @@ pub const CRATES: [Crate; 19] = [
             (
                 "what is asked for, and what is there",
                 &[
-                    "claim", "objects", "picture", "pods", "shares", "slices", "units",
+                    "claim", "objects", "picture", "pods", "shares", "slices", "units", "waiting",
                 ],
             ),
             (

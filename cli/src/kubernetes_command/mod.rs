@@ -139,10 +139,14 @@ fn extend(args: &Extender) -> anyhow::Result<()> {
         anyhow!("cannot listen at {address}: {error} (choose another --listen)")
     })?;
     let scheme = if tls.is_some() { "https" } else { "http" };
-    // One line when it can be asked, for people and for scripts that start it.
-    say(&format!("the extender is at {scheme}://{address}"));
     let extender = extender::Extender::new(api, adviser, args.timeout)
         .context("cannot start a thread for events")?;
+    let extender = Arc::new(extender);
+    extender
+        .tend()
+        .context("cannot start a thread for pods that wait")?;
+    // One line when it can be asked, for people and for scripts that start it.
+    say(&format!("the extender is at {scheme}://{address}"));
     let error = http_server::serve(
         listener,
         http_server::Security {

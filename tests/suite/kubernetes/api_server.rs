@@ -23,6 +23,7 @@ struct Inner {
 }
 
 /// The server; it serves until the test's process ends.
+#[derive(Clone)]
 pub struct ApiServer {
     inner: Arc<Inner>,
     pub url: String,

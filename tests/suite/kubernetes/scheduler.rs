@@ -25,7 +25,11 @@ impl Extender {
 
     /// With these words on its command line.
     pub fn with(words: &[&str]) -> Self {
-        let (sandbox, api) = (Sandbox::new(), ApiServer::start());
+        Self::beside(ApiServer::start(), words)
+    }
+
+    fn beside(api: ApiServer, words: &[&str]) -> Self {
+        let sandbox = Sandbox::new();
         let mut command = sandbox.sublet(["kubernetes", "extender", "--listen", "127.0.0.1:0"]);
         command.args(["--api-server", &api.url]);
         command.args(words);
@@ -172,6 +176,125 @@ fn pods_go_where_memory_and_time_are_left() {
 }
 
 #[test]
+fn what_a_pod_leaves_is_there_for_the_next_question() {
+    let extender = Extender::start();
+    extender.node("n1", ONE);
+    let mut asked = 0;
+    let mut waits = |name: &str| {
+        asked += 1;
+        let args = extender.pod(&format!("{name}-{asked}"), 30, Some("0.6"));
+        extender.post("/filter", &args)["NodeNames"] == json!([])
+    };
+    for at in 0..4 {
+        let name = format!("pod-{at}");
+        extender.pod(&name, 30, Some("0.6"));
+        extender.bind(&name, "n1").expect("what the one before had");
+        // Deleted at once, with and without a look between.
+        assert!(at == 1 || waits("beside"), "no memory is left");
+        extender.api.remove(&path(&name));
+        assert!(at == 2 || !waits("after"), "the memory is free again");
+    }
+}
+
+/// What the extender has written on a pod of its waiting.
+fn is_notified(extender: &Extender, name: &str) -> Option<String> {
+    let pod = extender.api.get(&path(name)).expect("the pod");
+    let said = pod["metadata"]["annotations"]["sublet.dev/decision"].as_str()?;
+    Some(said.to_owned()).filter(|said| said.starts_with("waits; "))
+}
+
+#[test]
+fn a_scheduler_hears_that_there_is_space_for_a_pod_that_waits() {
+    let extender = Extender::start();
+    extender.node("n1", ONE);
+    extender.pod("large", 30, Some("0.6"));
+    extender.bind("large", "n1").expect("bound");
+    let args = extender.pod("waits", 30, Some("0.6"));
+    assert_eq!(extender.post("/filter", &args)["NodeNames"], json!([]));
+    extender.pod("other", 41, None);
+    // It fits nowhere, as long as it waits: nothing is written on it.
+    let none = extender.pod("never", 99, None);
+    assert_eq!(extender.post("/filter", &none)["NodeNames"], json!([]));
+    // A question may be anybody's: names that would leave their path are asked about nowhere.
+    for (at, name) in [("name", "../../nodes/n1"), ("namespace", "..")] {
+        let mut forged = extender.pod("forged", 30, Some("0.6"));
+        forged["Pod"]["metadata"][at] = json!(name);
+        forged["Pod"]["metadata"]["uid"] = json!(format!("uid-of-{name}"));
+        assert_eq!(extender.post("/filter", &forged)["NodeNames"], json!([]));
+    }
+    // A change that a scheduler learns nothing of.
+    extender.node("n1", TWO);
+    let said = tests::wait_until("its scheduler is to ask again", || {
+        is_notified(&extender, "waits")
+    });
+    assert!(said.contains("n1 has space"), "{said}");
+    assert_eq!(is_notified(&extender, "never"), None);
+    let changes = extender.api.changes().into_iter();
+    let astray = changes.filter(|(_, path, _)| path.contains("..") || path.contains("forged"));
+    assert_eq!(astray.count(), 0);
+    let pod = extender.bind("waits", "n1").expect("bound");
+    let reason = &pod["metadata"]["annotations"]["sublet.dev/decision"];
+    assert!(
+        reason.as_str().expect("text").contains("stay free"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn pods_that_asked_while_nobody_answered_are_asked_about_again() {
+    let first = Extender::start();
+    first.node("n1", ONE);
+    first.pod("bound", 10, None);
+    first.bind("bound", "n1").expect("bound");
+    first.pod("unplaced", 10, None);
+    let mut plain = first.pod("plain", 1, None);
+    plain["Pod"]["spec"]["containers"][0]["resources"] = json!({});
+    first.api.put(&path("plain"), plain["Pod"].clone());
+    let before = first.api.get(&path("bound"));
+    // Another one, beside it, and at a time at which the server is away.
+    first.api.is_away(true);
+    let _second = Extender::beside(first.api.clone(), &[]);
+    first.api.is_away(false);
+    let said = tests::wait_until("its scheduler is to ask again", || {
+        is_notified(&first, "unplaced")
+    });
+    assert!(said.contains("the extender has started"), "{said}");
+    assert_eq!(is_notified(&first, "plain"), None);
+    assert_eq!(first.api.get(&path("bound")), before);
+}
+
+#[test]
+fn reasons_of_many_nodes_are_few_lines() {
+    let extender = Extender::start();
+    let mut args = extender.pod("large", 60, Some("0.5"));
+    let names: Vec<String> = (0..50).map(|at| format!("n{at}")).collect();
+    for (at, name) in names.iter().enumerate() {
+        // A device of a name of its own, as all GPUs have.
+        extender.node(
+            name,
+            &format!(r#"[{{"uuid":"GPU-{at}","gib":{}}}]"#, at % 50),
+        );
+    }
+    args["NodeNames"] = json!(names);
+    args["NodeNames"]
+        .as_array_mut()
+        .expect("a list")
+        .push(json!("bare"));
+    let filtered = extender.post("/filter", &args);
+    let failed = filtered["FailedNodes"].as_object().expect("reasons");
+    assert_eq!(failed.len(), 51);
+    let lines: std::collections::BTreeSet<&str> =
+        failed.values().filter_map(Value::as_str).collect();
+    assert_eq!(
+        lines.into_iter().collect::<Vec<_>>(),
+        [
+            "no GPU with 60 GiB free",
+            "no sublet.dev/devices: no device plugin runs there"
+        ],
+    );
+}
+
+#[test]
 fn pods_without_a_wish_pass_and_those_with_nonsense_say_why() {
     let extender = Extender::start();
     extender.node("n1", TWO);
@@ -213,6 +336,8 @@ fn pods_without_a_wish_pass_and_those_with_nonsense_say_why() {
         .as_str()
         .expect("a reason");
     assert!(why.contains("`a lot`"), "{why}");
+    // Schedulers before 1.21 read nothing else.
+    assert_eq!(filtered["FailedNodes"]["n1"], why);
 
     // Nodes as objects, where the scheduler does not cache them.
     let mut args = extender.pod("objects", 1, None);
