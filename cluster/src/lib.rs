@@ -17,6 +17,7 @@
 
 pub mod cells;
 pub mod dl2;
+pub mod fractions;
 pub mod live;
 pub mod plot;
 pub mod report;

@@ -8,7 +8,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cluster::live::adapt::{self, Known, LEAST_PAST_JOBS, Shared};
+use cluster::live::adapt::{self, Known, LEAST_PAST_JOBS};
+use cluster::live::facts::Shared;
 use policy::PolicyError;
 use policy::cluster::admission::Promises;
 use policy::cluster::catalogue::{self, Slot};

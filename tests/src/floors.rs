@@ -306,7 +306,10 @@ pub const CRATES: [Crate; 19] = [
                 &["plot", "spec", "training"],
             ),
             ("traces", &["trace"]),
-            ("the simulator; requests", &["cells", "serving", "sim"]),
+            (
+                "the simulator; requests",
+                &["cells", "fractions", "serving", "sim"],
+            ),
             (
                 "what is made of its runs; the live hook",
                 &["dl2", "live", "report", "reward", "sweep"],

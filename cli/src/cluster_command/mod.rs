@@ -381,8 +381,16 @@ fn status(args: &Show) -> anyhow::Result<String> {
             (_, false) => "good".into(),
         };
         text += &format!(
-            "pair on {}: `{}` {:.2} and `{}` {:.2}: {word}\n",
-            pair.gpu, pair.kinds[0], pair.rates[0], pair.kinds[1], pair.rates[1]
+            "pair on {}: `{}` {:.2} and `{}` {:.2}: {word}{}\n",
+            pair.gpu,
+            pair.kinds[0],
+            pair.rates[0],
+            pair.kinds[1],
+            pair.rates[1],
+            match &pair.outliers[..] {
+                [] => String::new(),
+                far => format!(" (far off: {})", far.join(" ")),
+            }
         );
     }
     for speed in &status.speeds {

@@ -15,12 +15,16 @@ use policy::cluster::{Choice, Scheduler};
 pub mod carbyne;
 #[path = "dl2.rs"]
 pub mod dl2;
+#[path = "gavel.rs"]
+pub mod gavel;
 #[path = "heterog.rs"]
 pub mod heterog;
 #[path = "hived.rs"]
 pub mod hived;
 #[path = "mlfs.rs"]
 pub mod mlfs;
+#[path = "pai.rs"]
+pub mod pai;
 #[path = "sia.rs"]
 pub mod sia;
 #[path = "swayam.rs"]
@@ -76,6 +80,8 @@ pub const SYSTEMS: &[System] = &[
     sia::SYSTEM,
     carbyne::SYSTEM,
     themis::SYSTEM,
+    gavel::SYSTEM,
+    pai::SYSTEM,
     swayam::SYSTEM,
 ];
 

@@ -5,17 +5,16 @@
 //! them only what is possible: the answer is still the policy's, over fewer choices. [`LiveRounds`]
 //! keeps the time of a round allocator.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
 use policy::cluster::catalogue::{Busy, Context};
 use policy::cluster::{
     ClusterState, FreeGpus, GpuId, GpuType, Job, JobId, PackScore, Packer, PairTable, Past, Placer,
     Policies, Profile, Reason, RoundAllocator, Scheduler, Tags, Verdict,
 };
 
-use super::rounds::{LiveRounds, Unsure};
+use super::facts::Shared;
+use super::rounds::LiveRounds;
 
 /// What a hook has measured so far.
 #[derive(Clone, Debug, Default)]
@@ -85,37 +84,6 @@ pub fn scheduler(mut policies: Policies, shared: &Shared, seed: u64) -> Schedule
         .round_allocator
         .map(|rounds| Box::new(LiveRounds::new(rounds, shared.clone())) as Box<dyn RoundAllocator>);
     Scheduler::of(policies, seed)
-}
-
-/// What is known beside the state.
-#[derive(Clone, Debug, Default)]
-pub struct Facts {
-    /// GPUs of nodes that do not report.
-    pub down: BTreeSet<GpuId>,
-    /// GPUs that would have to be waited for, because somebody who is not ours is on them.
-    pub busy: BTreeSet<GpuId>,
-    /// Jobs that may only run where they are.
-    pub pinned: BTreeMap<JobId, Vec<GpuId>>,
-    /// Memory of a GPU of each type.
-    pub gpu_bytes: BTreeMap<GpuType, u64>,
-    /// Kinds of job whose speed on a type of GPU is not known well enough.
-    pub unsure: BTreeSet<Unsure>,
-    /// Length of a round, in seconds.
-    pub round_s: f64,
-    /// When the present round ends, on the state's clock.
-    pub round_ends_s: f64,
-}
-
-/// Facts that the hook writes and the policies' shells read, all on one thread at a time.
-#[derive(Clone, Debug, Default)]
-pub struct Shared(Arc<Mutex<Facts>>);
-
-impl Shared {
-    /// To read or write.
-    pub fn facts(&self) -> MutexGuard<'_, Facts> {
-        // A panic in between leaves facts that the next step writes anew.
-        self.0.lock()
-    }
 }
 
 /// A placer that sees only usable GPUs: those of nodes that report, first the ones without foreign
@@ -258,6 +226,24 @@ impl Packer for LivePacker {
 
     fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {
         self.inner.refused(host, joiner, kind)
+    }
+
+    fn refused_at(
+        &self,
+        state: &ClusterState,
+        gpus: &[GpuId],
+        host: JobId,
+        joiner: JobId,
+    ) -> Option<Reason> {
+        let node = state.node_of(*gpus.first()?);
+        let facts = self.shared.facts();
+        let (host, joiner) = (state.job(host), state.job(joiner));
+        let other = |own: &Vec<GpuId>| !own.iter().all(|gpu| gpus.contains(gpu));
+        if facts.pinned.get(&joiner.id).is_some_and(other) {
+            return Some(Reason::Bound);
+        }
+        let kinds = [host.profile.kind, joiner.profile.kind];
+        facts.barred.get(&(node, host.gpus, kinds)).copied()
     }
 
     fn keeps_pairs(&self) -> bool {

@@ -17,6 +17,7 @@ pub mod auth;
 pub mod clock;
 pub mod confine;
 pub mod engine;
+pub mod facts;
 pub mod hook;
 pub mod http;
 pub mod openapi;

@@ -214,6 +214,20 @@ pub struct JobRecord {
     pub over: Option<Over>,
 }
 
+/// What a node measured of two kinds of job together.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PairClaim {
+    /// Which node; empty: measured elsewhere, and fed.
+    pub node: String,
+    /// Speed of each relative to being alone.
+    pub rates: [f64; 2],
+    /// When, on the cluster's clock.
+    pub at_s: f64,
+    /// When, by the wall clock.
+    pub unix_ms: u64,
+}
+
 /// What two kinds of job were measured at.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -224,9 +238,14 @@ pub struct PairRecord {
     pub gpus: u32,
     /// Host and joiner.
     pub kinds: [String; 2],
-    /// Speed of each relative to being alone.
+    /// Speed of each relative to being alone: what counts of the claims.
     pub rates: [f64; 2],
-    /// When.
+    /// One of each node. None: it was measured elsewhere, and fed.
+    pub claims: Vec<PairClaim>,
+    /// The only claim is a node's that would keep the pair apart on other nodes too.
+    #[serde(skip)]
+    pub unconfirmed: bool,
+    /// When, last.
     pub unix_ms: u64,
 }
 

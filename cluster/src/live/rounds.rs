@@ -15,14 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use policy::cluster::round_allocator::filled;
-use policy::cluster::{
-    ClusterState, GpuType, Job, JobId, JobType, PairTable, RoundAllocator, Tags, Turn,
-};
+use policy::cluster::{ClusterState, GpuType, Job, JobId, PairTable, RoundAllocator, Tags, Turn};
 
-use super::adapt::Shared;
-
-/// A kind of job with its number of GPUs, on a type of GPU.
-pub type Unsure = (JobType, u32, GpuType);
+use super::facts::{Shared, Unsure};
 
 /// Rounds in which a kind of job is tried on a type where nothing comes of it.
 const TRIES: u32 = 5;
@@ -154,7 +149,7 @@ impl RoundAllocator for LiveRounds {
 
 #[cfg(test)]
 mod tests {
-    use policy::cluster::{Choice, GpuId, Node, catalogue};
+    use policy::cluster::{Choice, GpuId, JobType, Node, catalogue};
 
     use super::*;
     use crate::live::adapt::{self, Known};

@@ -561,6 +561,10 @@ pub struct PairView {
     /// How sure the speeds are; 1: measured.
     #[schema(minimum = 0, maximum = 1)]
     pub confidence: f64,
+    /// Nodes that measured it; 0: it was fed, or inferred.
+    pub nodes: u64,
+    /// Of three nodes or more, those whose figures are far from what counts.
+    pub outliers: Vec<String>,
     /// When.
     pub unix_ms: u64,
 }

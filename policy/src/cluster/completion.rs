@@ -380,6 +380,7 @@ pub fn complete_pairs(
     kinds: &[(JobType, u32)],
     types: u16,
     least: f64,
+    settings: &Settings,
 ) -> Vec<PairEstimate> {
     let mut by_gpus: BTreeMap<u32, Vec<(GpuType, JobType, JobType, f64)>> = BTreeMap::new();
     for (kind, gpus, a, b, [speed, _]) in table.iter() {
@@ -401,7 +402,7 @@ pub fn complete_pairs(
                 }
             })
             .collect();
-        let completion = Completion::of(&entries, &Settings::PAIRS);
+        let completion = Completion::of(&entries, settings);
         let mut all: Vec<JobType> = kinds
             .iter()
             .filter(|(_, own)| *own == gpus)
@@ -435,6 +436,35 @@ pub fn complete_pairs(
         }
     }
     estimates
+}
+
+impl PairTable {
+    /// Adds what can be inferred of pairs that are not there, between `kinds` (with their numbers
+    /// of GPUs) on the first `types` types, where that is at least so sure. What is there stays.
+    /// Returns what was added.
+    pub fn complete(
+        &mut self,
+        kinds: &[(JobType, u32)],
+        types: u16,
+        least: f64,
+    ) -> Vec<PairEstimate> {
+        self.complete_by(kinds, types, least, &Settings::PAIRS)
+    }
+
+    /// The same with other settings than [`Settings::PAIRS`].
+    pub fn complete_by(
+        &mut self,
+        kinds: &[(JobType, u32)],
+        types: u16,
+        least: f64,
+        settings: &Settings,
+    ) -> Vec<PairEstimate> {
+        let estimates = complete_pairs(self, kinds, types, least, settings);
+        for one in &estimates {
+            self.insert(one.kind, one.gpus, one.kinds.into(), one.speeds);
+        }
+        estimates
+    }
 }
 
 #[cfg(test)]
@@ -611,7 +641,7 @@ mod tests {
             }
         }
         let kinds: Vec<(JobType, u32)> = (0..9).map(|kind| (JobType(kind), 1)).collect();
-        let found = complete_pairs(&table, &kinds, 2, 0.1);
+        let found = complete_pairs(&table, &kinds, 2, 0.1, &Settings::PAIRS);
         assert_eq!(found.len(), missing.len(), "kinds 7 and 8 are unheard of");
         for (kind, a, b, speeds) in missing {
             let one = found

@@ -130,6 +130,8 @@ pub enum Reason {
         /// Measured normalised rate of the host.
         rate: f64,
     },
+    /// The joiner has to stay on other GPUs.
+    Bound,
 }
 
 impl fmt::Display for Reason {
@@ -151,6 +153,7 @@ impl fmt::Display for Reason {
             Self::Host { rate } => {
                 write!(f, "the guaranteed job runs at {rate:.2} of its solo speed")
             }
+            Self::Bound => write!(f, "it has to stay on its own GPUs"),
         }
     }
 }

@@ -56,4 +56,4 @@ pub use scheduler::{Learnt, Scheduler, Waits};
 pub use sizer::Sizer;
 pub use state::{ClusterState, GpuId, GpuType, Node, NodeId, Refused};
 pub use tags::{Manner, Objective, Tags};
-pub use throughput::{PairTable, Throughputs};
+pub use throughput::{PairTable, Throughputs, beside_all};

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use super::admission::Promises;
 use super::{
     Admission, Admit, ClusterState, Decision, Drift, FreeGpus, GpuId, Job, JobId, Key, Order,
-    Packer, PairTable, Placer, Policies, Profile, Random, RoundAllocator, Sizer, Verdict,
+    Packer, PairTable, Placer, Policies, Random, RoundAllocator, Sizer, Verdict,
 };
 
 /// Why jobs wait, as of the last decision.

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use super::completion::{PairEstimate, complete_pairs};
 use super::{GpuType, JobType};
 
 /// Where the speeds of pairs come from: a measured table, a model, or what arbiters report.
@@ -49,22 +48,6 @@ impl PairTable {
         self.speeds.is_empty()
     }
 
-    /// Adds what can be inferred of pairs that are not there, between `kinds` (with their numbers
-    /// of GPUs) on the first `types` types, where that is at least so sure. What is there stays.
-    /// Returns what was added.
-    pub fn complete(
-        &mut self,
-        kinds: &[(JobType, u32)],
-        types: u16,
-        least: f64,
-    ) -> Vec<PairEstimate> {
-        let estimates = complete_pairs(self, kinds, types, least);
-        for one in &estimates {
-            self.insert(one.kind, one.gpus, one.kinds.into(), one.speeds);
-        }
-        estimates
-    }
-
     /// Every measurement: type, GPUs, the two kinds, their speeds.
     pub fn iter(&self) -> impl Iterator<Item = (GpuType, u32, JobType, JobType, [f64; 2])> + '_ {
         self.speeds
@@ -76,5 +59,48 @@ impl PairTable {
 impl Throughputs for PairTable {
     fn pair(&self, a: JobType, b: JobType, kind: GpuType, gpus: u32) -> Option<[f64; 2]> {
         self.speeds.get(&(kind, gpus, a, b)).copied()
+    }
+}
+
+/// The speed of a job beside several others, relative to being alone, from its speeds beside each
+/// of them. Nobody publishes speeds of three jobs or more, so this is a rule and no measurement:
+/// *what each of the others costs adds up*. Beside one it needs 1/s of its time alone, so each adds
+/// 1/s - 1.
+///
+/// Two jobs that keep the device busy by themselves take turns (s = 1/2), and so do three (1/3) or
+/// ten; one that costs nothing (s = 1) changes nothing. Jobs that use different parts of a device
+/// get on better than this where the pairs were measured one by one at a full device; the rule errs
+/// to the slow side there. A speed of 0, or none, leaves 0.
+#[must_use]
+pub fn beside_all(speeds: impl IntoIterator<Item = f64>) -> f64 {
+    let mut time = 1.0;
+    for speed in speeds {
+        if speed.is_nan() || speed <= 0.0 {
+            return 0.0;
+        }
+        time += 1.0 / speed.min(1.0) - 1.0;
+    }
+    1.0 / time
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_cost_adds_up() {
+        let near = |speeds: &[f64], expected: f64| {
+            let found = beside_all(speeds.iter().copied());
+            assert!((found - expected).abs() < 1e-12, "{speeds:?}: {found}");
+        };
+        near(&[], 1.0);
+        near(&[0.7], 0.7);
+        // Three, and ten, that each keep the device busy take turns.
+        near(&[0.5; 2], 1.0 / 3.0);
+        near(&[0.5; 9], 0.1);
+        near(&[1.0, 0.5, 1.0], 0.5);
+        near(&[0.8, 0.0], 0.0);
+        near(&[0.8, f64::NAN], 0.0);
+        near(&[3.0], 1.0);
     }
 }

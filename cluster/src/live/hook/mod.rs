@@ -14,6 +14,7 @@
 //!   committed; a silent node keeps its jobs until it reports again or an operator gives it up. So
 //!   no job is ever in two places.
 
+mod claims;
 mod decide;
 mod jobs;
 mod learned;
@@ -37,8 +38,9 @@ use control::{Class, ControlError, ErrorCode};
 use policy::PolicyError;
 use policy::cluster::{Choice, ClusterState, JobId, Scheduler};
 
-use super::adapt::{self, Known, Shared};
+use super::adapt::{self, Known};
 use super::clock::{Clock, Now, Reading};
+use super::facts::Shared;
 use super::records::{Changes, JobRecord, Kept, NodeRecord, Service, SpeedRecord, solo_key};
 use super::store::{Store, StoreError};
 use super::wire::{AwayJob, DecisionView, HookId, Order, OtherJob, RunId, WaitMatrix, What};

@@ -47,8 +47,8 @@ impl Hook {
         kinds.into_values().collect()
     }
 
-    /// Takes pairs into the table, which the packer learns at once. What this hook measures of such
-    /// a pair later counts in their place.
+    /// Takes pairs into the table, which the packer learns at once. What two nodes of this hook
+    /// measure of such a pair later counts in their place.
     ///
     /// # Errors
     /// One of them is none, or there are too many; nothing is taken then.
@@ -143,5 +143,6 @@ fn checked(pair: FedPair, unix_ms: u64) -> Result<PairRecord, ControlError> {
         kinds,
         rates: rates.map(|rate| rate.min(1.0)),
         unix_ms,
+        ..PairRecord::default()
     })
 }

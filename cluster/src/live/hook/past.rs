@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use policy::cluster::{GpuType, JobType, Past, Profile};
 
 use super::Names;
+use super::claims::counting;
 use crate::live::records::{Metered, PairRecord, Solo, solo_key};
 
 /// Measured pairs, by type of GPU, number of GPUs and both kinds.
@@ -34,7 +35,7 @@ pub(super) fn past<T: IntoIterator<Item = GpuType>>(
     mut types: impl FnMut(&str) -> T,
 ) -> Vec<Past> {
     let mut all = Vec::new();
-    for pair in pairs.values() {
+    for pair in counting(pairs) {
         for gpu in types(&pair.gpu) {
             let mut profile = |kind: &str| {
                 let number = JobType(kinds.number(kind));

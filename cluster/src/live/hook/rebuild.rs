@@ -7,9 +7,11 @@ use policy::cluster::{
     ClusterState, Decision, GpuId, GpuType, Job, JobId, JobType, Node, Profile, Speed, UserId,
 };
 
+use super::claims::number_kinds;
 use super::past::{as_metered, past};
 use super::{Hook, UNKNOWN_WORK_S, policy_class, scheduler_of};
-use crate::live::adapt::{Facts, Known};
+use crate::live::adapt::Known;
+use crate::live::facts::Facts;
 use crate::live::records::{Metered, solo_key};
 
 impl Hook {
@@ -164,12 +166,15 @@ impl Hook {
         facts.round_s = self.config.round_s;
         *self.shared.facts() = facts;
         self.forget_services();
+        self.weigh_claims();
+        number_kinds(&mut self.kinds, &self.pairs);
         let known = self.all_known();
         // What was accepted at the start is still there.
         if let Ok(scheduler) = scheduler_of(&self.config, &self.shared, &known) {
             self.scheduler = scheduler;
         }
         self.state = ClusterState::new(nodes);
+        self.bar_all();
         self.note_waits();
         self.live.clear();
         self.numbers.clear();

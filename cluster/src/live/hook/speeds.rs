@@ -29,7 +29,7 @@ use crate::live::wire::{PairView, SpeedView};
 /// Nodes of one type whose figures are kept for a kind.
 const WITNESSES: usize = 8;
 /// Figures that nothing has confirmed for so long are forgotten, in seconds: 180 days.
-const KEPT_S: f64 = 180.0 * 86_400.0;
+pub(super) const KEPT_S: f64 = 180.0 * 86_400.0;
 /// A figure that is still right is dated anew after this: a day.
 const CONFIRM_S: f64 = 86_400.0;
 /// Kinds that are looked at together, those of jobs that are not over first.
@@ -112,12 +112,18 @@ impl Hook {
 
     /// A node says what cannot be: once in a while that is worth a line.
     pub(super) fn doubt(&mut self, node: &str, why: &str) {
-        let last = self.doubted_s.get(node).copied();
+        let text = format!("a speed that {node} reports cannot be and is left out: {why}");
+        self.doubt_about(node, "speeds", text);
+    }
+
+    /// A word about a node, once in a while for each matter.
+    pub(super) fn doubt_about(&mut self, node: &str, matter: &str, text: String) {
+        let key = format!("{node}\n{matter}");
+        let last = self.doubted_s.get(&key).copied();
         if last.is_some_and(|last| self.now_s < last + WORD_S) {
             return;
         }
-        self.doubted_s.insert(node.to_owned(), self.now_s);
-        let text = format!("a speed that {node} reports cannot be and is left out: {why}");
+        self.doubted_s.insert(key, self.now_s);
         self.say("refused", 0, None, text);
     }
 
@@ -243,10 +249,15 @@ impl Hook {
         let mut known = ShownPairs::new();
         // The oldest first: of two orders of one pair the later counts.
         for pair in latest.iter().rev() {
+            let Some(teaches) = self.shown(pair) else {
+                continue;
+            };
             // CAST: as many as there are types of GPU.
             let kind = GpuType(self.gpu_types.number(&pair.gpu) as u16);
             let [a, b] = [0, 1].map(|at| JobType(self.kinds.number(&pair.kinds[at])));
-            table.insert(kind, pair.gpus, (a, b), pair.rates);
+            if teaches {
+                table.insert(kind, pair.gpus, (a, b), pair.rates);
+            }
             let (key, rates) = if a <= b {
                 ([a, b], pair.rates)
             } else {
@@ -278,6 +289,9 @@ impl Hook {
         for one in estimates {
             if known.len() >= MOST_PAIRS + MOST_SHOWN {
                 break;
+            }
+            if known.contains_key(&(one.kind, one.gpus, one.kinds)) {
+                continue;
             }
             let names = one.kinds.map(|kind| self.kinds.0[kind.0 as usize].clone());
             let fits = fits(one.kind, one.gpus, [&names[0], &names[1]]);
@@ -420,6 +434,8 @@ impl Hook {
                     refused: false,
                     estimated: true,
                     confidence: *confidence,
+                    nodes: 0,
+                    outliers: Vec::new(),
                     unix_ms: 0,
                 })
             })

@@ -264,17 +264,24 @@ impl Hook {
     }
 
     /// Pairs that were measured longest ago make way.
-    fn forget_pairs(&mut self) {
+    pub(super) fn forget_pairs(&mut self) {
+        for key in self.forget_old_claims() {
+            self.drop_pair(&key);
+        }
         while self.pairs.len() > MEASURED_KEPT {
             let oldest = self.pairs.iter().min_by_key(|(_, pair)| pair.unix_ms);
             let Some(key) = oldest.map(|(key, _)| key.clone()) else {
                 return;
             };
-            if let Some(pair) = self.pairs.remove(&key) {
-                let key = pair_key(&pair);
-                self.changes.pairs.retain(|pair| pair_key(pair) != key);
-                self.changes.dropped_pairs.push(key);
-            }
+            self.drop_pair(&key);
+        }
+    }
+
+    fn drop_pair(&mut self, key: &(String, u32, [String; 2])) {
+        if let Some(pair) = self.pairs.remove(key) {
+            let key = pair_key(&pair);
+            self.changes.pairs.retain(|pair| pair_key(pair) != key);
+            self.changes.dropped_pairs.push(key);
         }
     }
 
@@ -475,23 +482,24 @@ impl Hook {
 
     fn judge(&mut self, pair: [(u64, JobId); 2], rates: [f64; 2], window_s: f64) {
         let [(host, host_at), (joiner, joiner_at)] = pair;
-        let verdict = self
-            .scheduler
-            .observe(&self.state, host_at, joiner_at, rates);
-        let unpack = matches!(verdict, Verdict::Unpack(_));
-        let record = PairRecord {
+        let measured = PairRecord {
             gpu: self.gpu_name(host_at),
             gpus: self.held(host_at),
             kinds: [host, joiner].map(|id| self.jobs[&id].submission.kind.clone()),
             // JSON has no NaN: a pair of which nothing is known is one that does nothing.
             rates: rates.map(|rate| if rate.is_nan() { 0.0 } else { rate }),
-            unix_ms: self.unix_ms(),
+            ..PairRecord::default()
         };
-        self.changes.pairs.push(record.clone());
-        self.pairs.insert(
-            (record.gpu.clone(), record.gpus, record.kinds.clone()),
-            record,
-        );
+        let node = self.node_of(host).unwrap_or_default();
+        let (counts, unconfirmed, here) = self.claim(&node, measured);
+        // What one node says to keep a pair apart is not the cluster's memory.
+        let verdict = if unconfirmed {
+            Verdict::from(here)
+        } else {
+            self.scheduler
+                .observe(&self.state, host_at, joiner_at, counts)
+        };
+        let unpack = here.is_some() || matches!(verdict, Verdict::Unpack(_));
         self.forget_pairs();
         self.unlearnt.speeds = true;
         for (who, (id, at)) in pair.into_iter().enumerate() {

@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 
 use control::ControlError;
-use policy::cluster::catalogue;
-use policy::cluster::{GpuType, JobType, Profile};
 
+use super::claims::Judge;
 use super::jobs::no_job;
 use super::{Hook, NodeEntry};
-use crate::live::adapt;
 use crate::live::records::{JobRecord, PairRecord};
 use crate::live::wire::{DecisionView, HookStatus, JobPhase, JobView, NodeView, PairView};
 
@@ -112,23 +110,18 @@ impl Hook {
             })
     }
 
-    fn pair_view(&self, pair: &PairRecord) -> PairView {
-        let packer = self.config.choice.packer.as_ref();
-        let refused = packer
-            .and_then(|packer| catalogue::packer(packer, &adapt::context_to_be()).ok())
-            .is_some_and(|mut packer| {
-                let profile =
-                    |kind| Profile::unknown(JobType(kind), pair.gpus, policy::Class::Guaranteed);
-                let (host, joiner) = (profile(0), profile(1));
-                packer.observe(&host, &joiner, GpuType(0), pair.rates);
-                packer.refused(&host, &joiner, GpuType(0)).is_some()
-            });
+    fn pair_view(pair: &PairRecord, judge: &mut Judge) -> PairView {
+        // One node alone refuses it for itself only.
+        let refused = !pair.unconfirmed && judge.refuses(pair.gpus, pair.rates).is_some();
+        let nodes = pair.claims.iter().filter(|claim| !claim.node.is_empty());
+        let (nodes, outliers) = (nodes.count(), pair.outliers());
         let PairRecord {
             gpu,
             gpus,
             kinds,
             rates,
             unix_ms,
+            ..
         } = pair.clone();
         PairView {
             gpu,
@@ -138,6 +131,9 @@ impl Hook {
             refused,
             estimated: false,
             confidence: 1.0,
+            // CAST: a count.
+            nodes: nodes as u64,
+            outliers,
             unix_ms,
         }
     }
@@ -145,6 +141,7 @@ impl Hook {
     /// The hook as it stands.
     #[must_use]
     pub fn status(&self) -> HookStatus {
+        let mut judge = Judge::new(self.config.choice.packer.as_ref());
         let mut jobs: BTreeMap<String, u64> = BTreeMap::new();
         for record in self.jobs.values() {
             *jobs
@@ -166,7 +163,7 @@ impl Hook {
             pairs: self
                 .pairs
                 .values()
-                .map(|pair| self.pair_view(pair))
+                .map(|pair| Self::pair_view(pair, &mut judge))
                 .chain(self.estimated_pairs())
                 .collect(),
             speeds: self.speed_views(),

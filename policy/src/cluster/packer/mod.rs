@@ -14,7 +14,7 @@ pub use trial::Trial;
 pub use util::UtilSum;
 
 use super::catalogue::Entry;
-use super::{GpuType, Profile, Reason, Tags};
+use super::{ClusterState, GpuId, GpuType, JobId, Profile, Reason, Tags};
 
 /// Every packer: a new one has a line here and a file of its own.
 pub(crate) static PACKERS: &[&Entry<dyn Packer>] = &[
@@ -74,6 +74,16 @@ pub trait Packer: Send {
     }
     /// Why this pair was refused after a measurement, where it was.
     fn refused(&self, _host: &Profile, _joiner: &Profile, _kind: GpuType) -> Option<Reason> {
+        None
+    }
+    /// Why this joiner may not come beside this host on these GPUs, though it may elsewhere.
+    fn refused_at(
+        &self,
+        _state: &ClusterState,
+        _gpus: &[GpuId],
+        _host: JobId,
+        _joiner: JobId,
+    ) -> Option<Reason> {
         None
     }
     /// Whether a pair stays as long as neither job is stopped and it is not refused; otherwise

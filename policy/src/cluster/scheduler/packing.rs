@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{
-    ClusterState, Decision, FreeGpus, GpuId, JobId, Packer, Profile, Random, Scheduler, Step,
+    ClusterState, Decision, FreeGpus, GpuId, JobId, Packer, Placer, Random, Scheduler, Step,
     gpu_type, start, walk,
 };
 use crate::Class;
@@ -25,20 +25,30 @@ impl Scheduler {
         let skips = self.order.skips();
         let mut owners: Vec<JobId> = Vec::new();
         let mut left = state.gpus();
+        // GPUs that owners have: a job that has to stay on one of them gets none of its own.
+        let mut taken: BTreeSet<GpuId> = BTreeSet::new();
         if !self.order.preemptive() {
             for id in state.running() {
                 let job = state.job(*id);
-                if job.run().is_some_and(|run| run.beside.is_none()) {
+                if let Some(run) = job.run().filter(|run| run.beside.is_none()) {
                     owners.push(*id);
                     left -= job.gpus.min(left);
+                    taken.extend(&run.gpus);
                 }
             }
         }
         let (mut rest, mut blocked) = (Vec::new(), false);
         walk(&self.queues, |id, gpus| {
-            if gpus <= left && !blocked {
+            let bound = self.placer.bound(id);
+            let stuck = |own: &Vec<GpuId>| own.iter().any(|gpu| taken.contains(gpu));
+            if bound.as_ref().is_some_and(stuck) {
+                rest.push(id);
+            } else if gpus <= left && !blocked {
                 left -= gpus;
                 owners.push(id);
+                let here = state.job(id).run().filter(|run| run.beside.is_none());
+                taken.extend(here.iter().flat_map(|run| &run.gpus));
+                taken.extend(bound.iter().flatten());
             } else {
                 blocked |= !skips;
                 rest.push(id);
@@ -94,7 +104,13 @@ impl Scheduler {
             let Some(buckets) = free_hosts.get_mut(&job.gpus) else {
                 continue;
             };
-            if let Some(host) = best_host(packer, state, buckets, &job.profile, &mut self.random) {
+            if let Some(host) = best_host(
+                (packer, &*self.placer),
+                state,
+                buckets,
+                id,
+                &mut self.random,
+            ) {
                 joiners.push((id, host));
                 if buckets.is_empty() {
                     free_hosts.remove(&job.gpus);
@@ -157,6 +173,25 @@ impl Scheduler {
             let Some(gpus) = at.get(host).cloned() else {
                 continue;
             };
+            let packer = self.packer.as_deref();
+            if packer.is_some_and(|p| p.refused_at(state, &gpus, *host, *joiner).is_some()) {
+                // Its host is by itself, after all.
+                let own = state.job(*host).run().map(|run| run.share);
+                batch.retain_mut(|decision| match decision {
+                    Decision::Reshare { job, share } if job == host => {
+                        *share = 1.0;
+                        own != Some(1.0)
+                    }
+                    Decision::Place { job, share, .. } | Decision::Migrate { job, share, .. }
+                        if job == host =>
+                    {
+                        *share = 1.0;
+                        true
+                    }
+                    _ => true,
+                });
+                continue;
+            }
             running.insert(*joiner);
             let job = state.job(*joiner);
             match job.run() {
@@ -191,22 +226,39 @@ fn refusal(
     joiner: JobId,
 ) -> Option<crate::cluster::Reason> {
     let kind = gpu_type(state, joiner);
-    packer.refused(&state.job(host).profile, &state.job(joiner).profile, kind)
+    packer
+        .refused(&state.job(host).profile, &state.job(joiner).profile, kind)
+        .or_else(|| {
+            let run = state.job(host).run()?;
+            packer.refused_at(state, &run.gpus, host, joiner)
+        })
 }
 
 /// Take the best host out of the buckets.
 fn best_host(
-    packer: &dyn Packer,
+    (packer, placer): (&dyn Packer, &dyn Placer),
     state: &ClusterState,
     buckets: &mut BTreeMap<Bucket, Vec<JobId>>,
-    joiner: &Profile,
+    joiner: JobId,
     random: &mut Random,
 ) -> Option<JobId> {
     let mut best = f64::NEG_INFINITY;
     let mut tied: Vec<Bucket> = Vec::new();
+    // Where a host is not known yet, it is looked at again once it has a place.
+    let refused = |host: JobId| {
+        let here = state.job(host).run().map(|run| run.gpus.clone());
+        let here = here.or_else(|| placer.bound(host)).unwrap_or_default();
+        packer.refused_at(state, &here, host, joiner)
+    };
+    // The last host of a bucket that may have this joiner where it runs.
+    let last = |hosts: &[JobId]| hosts.iter().rposition(|host| refused(*host).is_none());
+    let profile = &state.job(joiner).profile;
     for (bucket, hosts) in buckets.iter() {
-        let host = &state.job(*hosts.last()?).profile;
-        let Some(score) = packer.score(host, joiner, bucket.2) else {
+        let Some(at) = last(hosts) else {
+            continue;
+        };
+        let host = &state.job(hosts[at]).profile;
+        let Some(score) = packer.score(host, profile, bucket.2) else {
             continue;
         };
         if score.0 > best {
@@ -219,7 +271,7 @@ fn best_host(
     }
     let (bucket, at) = match tied[..] {
         [] => return None,
-        [only] => (only, buckets[&only].len() - 1),
+        [only] => (only, last(&buckets[&only])?),
         _ => {
             let all: usize = tied.iter().map(|bucket| buckets[bucket].len()).sum();
             let mut at = random.below(all);
@@ -236,6 +288,10 @@ fn best_host(
         }
     };
     let hosts = buckets.get_mut(&bucket)?;
+    let at = match refused(hosts[at]) {
+        None => at,
+        Some(_) => last(hosts)?,
+    };
     let host = hosts.remove(at);
     if hosts.is_empty() {
         buckets.remove(&bucket);

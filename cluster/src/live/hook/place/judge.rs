@@ -1,12 +1,15 @@
 //! What a device has left for a job, and what the job has to expect there.
 
 use control::{Class, short_bytes};
+use policy::cluster::beside_all;
 
 use crate::live::hook::past::Pairs;
 use crate::live::placement::{Candidate, Decided, JobProfile};
 
 /// Confidence in a slowdown that was measured of these kinds of job.
 const MEASURED: f64 = 0.9;
+/// Part of it where one node alone says so, of itself.
+const ONE_NODE: f64 = 0.5;
 /// Most confidence in a slowdown that follows from how busy the jobs are.
 const MODELLED: f64 = 0.5;
 /// Shares are compared with this tolerance: they are sums of fractions.
@@ -121,15 +124,36 @@ fn expected(
             gpus,
             [host.to_owned(), joiner.to_owned()],
         );
-        pairs
-            .get(&key)
-            .map(|pair| pair.rates[who])
-            .filter(|rate| *rate > 0.0)
+        let pair = pairs.get(&key)?;
+        // What the node itself has seen says most about it; another one's word alone says less.
+        let own = pair.on(&candidate.node);
+        let sure = match own.is_none() && pair.unconfirmed {
+            true => MEASURED * ONE_NODE,
+            false => MEASURED,
+        };
+        let rate = own.unwrap_or(pair.rates)[who];
+        (rate > 0.0).then_some((rate, sure))
     };
-    if let Some(rate) = rate(&there, &job.kind, 1).or_else(|| rate(&job.kind, &there, 0)) {
+    let measured = rate(&there, &job.kind, 1).or_else(|| rate(&job.kind, &there, 0));
+    if let Some((rate, sure)) = measured {
         let slowdown = (1.0 / rate).max(1.0);
-        let reason = format!("beside {there}: as measured, {rate:.2} of its solo speed");
-        return (slowdown, MEASURED, reason);
+        let by = match sure < MEASURED {
+            true => "as one other node says",
+            false => "as measured",
+        };
+        let reason = format!("beside {there}: {by}, {rate:.2} of its solo speed");
+        return (slowdown, sure, reason);
+    }
+    // Beside several, what each of them costs adds up, where all of the pairs were measured.
+    let each: Option<Vec<(f64, f64)>> = residents
+        .iter()
+        .map(|one| rate(&one.kind, &job.kind, 1).or_else(|| rate(&job.kind, &one.kind, 0)))
+        .collect();
+    if let Some(each) = each.filter(|each| each.len() > 1) {
+        let rate = beside_all(each.iter().map(|(rate, _)| *rate));
+        let sure = each.iter().map(|(_, sure)| *sure).fold(1.0, f64::min);
+        let reason = format!("beside {there}: by measured pairs, {rate:.2} of its solo speed");
+        return ((1.0 / rate).max(1.0), MODELLED.min(sure), reason);
     }
     let (busy, sure) = load(residents.iter().chain([job]));
     let own = job.busy.unwrap_or(1.0).max(SHARE_TOLERANCE);

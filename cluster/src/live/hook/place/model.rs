@@ -5,15 +5,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use control::Class;
 use policy::PolicyError;
 use policy::cluster::{
-    ClusterState, Decision, GpuId, GpuType, Job, JobId, JobType, Node, Profile, Scheduler,
+    ClusterState, Decision, GpuId, GpuType, Job, JobId, JobType, Node, NodeId, Profile, Scheduler,
 };
 
 use super::Remembered;
 use super::judge::{kind_of, load};
-use crate::live::adapt::{Facts, Known, Shared};
+use crate::live::adapt::Known;
+use crate::live::facts::{Facts, Shared};
+use crate::live::hook::claims::{Judge, bars};
 use crate::live::hook::past::past;
 use crate::live::hook::{Config, Names, UNKNOWN_WORK_S, policy_class, scheduler_of};
 use crate::live::placement::{Candidate, JobProfile};
+use crate::live::records::PairRecord;
 
 /// The candidates as a cluster of their own.
 pub(super) struct Model {
@@ -108,6 +111,34 @@ impl Model {
         new.by_type = types.names().into_iter().map(relative).collect();
         let job = state.arrive(new);
         scheduler.note(job);
+        // What was bad on a node is not made there again, whatever others say.
+        let about = |pair: &&PairRecord| {
+            pair.kinds.contains(&asked.kind) && pair.claims.iter().any(|c| !c.node.is_empty())
+        };
+        let pairs: Vec<&PairRecord> = remembered.pairs.values().filter(about).collect();
+        let packer = config.choice.packer.as_ref().filter(|_| !pairs.is_empty());
+        let mut judge = Judge::new(packer);
+        for pair in pairs {
+            for claim in &pair.claims {
+                let node = (claim.node.clone(), types.named(&pair.gpu));
+                let here = node.1.iter().filter_map(|kind| {
+                    let group = groups.get(&(node.0.clone(), kind.0))?;
+                    // CAST: as many as there are candidates.
+                    Some(NodeId(*group as u32))
+                });
+                let number = |kind: &str| kinds.1.get(kind).copied();
+                let bars = bars(pair, claim.rates, &mut judge, number);
+                let bad: Vec<_> = (bars.into_iter())
+                    .filter_map(|(kinds, why)| Some((kinds, why?)))
+                    .collect();
+                for at in here {
+                    let all = bad
+                        .iter()
+                        .map(|(kinds, why)| ((at, pair.gpus, *kinds), *why));
+                    shared.facts().barred.extend(all);
+                }
+            }
+        }
         Ok(Self {
             state,
             scheduler,

@@ -37,6 +37,8 @@ struct Fake {
     iterates: bool,
     /// By how much it overstates what jobs have done, and the time that has passed.
     lies: [f64; 2],
+    /// The same, of jobs that share a device.
+    lies_of_pairs: f64,
     runs: BTreeMap<RunId, Attempt>,
     applied: u64,
     acks: Vec<Ack>,
@@ -72,6 +74,7 @@ impl Fake {
             speeds: BTreeMap::new(),
             iterates: false,
             lies: [1.0, 1.0],
+            lies_of_pairs: 1.0,
             runs: BTreeMap::new(),
             applied: 0,
             acks: Vec::new(),
@@ -119,6 +122,11 @@ impl Fake {
                     .for_each(|device| *all.entry(device.clone()).or_default() += attempt.busy);
                 all
             });
+        let mut together: BTreeMap<String, u32> = BTreeMap::new();
+        for (_, attempt) in self.alive().filter(|(_, attempt)| !attempt.terms.paused) {
+            let devices = attempt.devices.iter();
+            devices.for_each(|device| *together.entry(device.clone()).or_default() += 1);
+        }
         for (id, attempt) in &mut self.runs {
             if attempt.ended.is_some() || attempt.terms.paused {
                 continue;
@@ -129,7 +137,9 @@ impl Fake {
                 .map(|device| load[device])
                 .fold(1.0, f64::max);
             attempt.left_s -= dt_s * attempt.speed / most;
-            attempt.launches += 100.0 * dt_s * attempt.speed / most;
+            let shared = attempt.devices.iter().any(|device| together[device] > 1);
+            let lie = if shared { self.lies_of_pairs } else { 1.0 };
+            attempt.launches += 100.0 * dt_s * attempt.speed / most * lie;
             files.insert(id.job, attempt.left_s);
             if attempt.left_s <= 0.0 {
                 attempt.ended = Some(Ended {

@@ -103,6 +103,7 @@ fn a_measured_pair_decides_and_says_so() {
             kinds: kinds.clone(),
             rates,
             unix_ms: 1,
+            ..PairRecord::default()
         };
         hook.pairs.insert(("T4".into(), 1, kinds), pair);
     };
@@ -124,6 +125,43 @@ fn a_measured_pair_decides_and_says_so() {
     let turned = device("a", "GPU-0", vec![job("new", 0.5, 4)]);
     let turned = decide(&hook, job("bad", 0.25, 4), vec![turned]);
     assert_eq!(turned.node, "", "{turned:?}");
+}
+
+#[test]
+fn beside_several_what_each_costs_adds_up_and_one_nodes_word_is_half_as_sure() {
+    let (_dir, mut hook) = hook(Some("trial"));
+    let mut measured = |kinds: [&str; 2], rates, unconfirmed| {
+        let kinds = kinds.map(str::to_owned);
+        let pair = PairRecord {
+            gpu: "T4".into(),
+            gpus: 1,
+            kinds: kinds.clone(),
+            rates,
+            unconfirmed,
+            unix_ms: 1,
+            ..PairRecord::default()
+        };
+        hook.pairs.insert(("T4".into(), 1, kinds), pair);
+    };
+    measured(["a", "new"], [0.9, 0.8], false);
+    measured(["new", "b"], [0.5, 0.9], false);
+    measured(["c", "new"], [0.3, 0.3], true);
+    let mut several = device("a", "GPU-0", vec![job("a", 0.2, 2), job("b", 0.2, 2)]);
+    let found = decide(&hook, job("new", 0.2, 2), vec![several.clone()]);
+    // 1 + (1/0.8 - 1) + (1/0.5 - 1).
+    assert_eq!(found.node, "a", "{found:?}");
+    let slowdown = found.expected_slowdown.unwrap();
+    assert!(
+        (slowdown - 2.25).abs() < 1e-9 && found.confidence == 0.5,
+        "{found:?}"
+    );
+    // Of one of three nothing is known: by how busy they are.
+    several.residents.push(job("d", 0.2, 2));
+    let found = decide(&hook, job("new", 0.2, 2), vec![several]);
+    assert!(found.reason.contains("how busy"), "{found:?}");
+    let one = device("a", "GPU-0", vec![job("c", 0.2, 2)]);
+    let found = decide(&hook, job("new", 0.2, 2), vec![one]);
+    assert!((found.confidence - 0.45).abs() < 1e-9, "{found:?}");
 }
 
 #[test]
@@ -186,6 +224,7 @@ fn pairs_of_metered_kinds_teach_a_packer_for_other_engines_too() {
         kinds: ["a".into(), "b".into()],
         rates: [0.99, 0.98],
         unix_ms: 1,
+        ..PairRecord::default()
     };
     hook.pairs
         .insert(("T4".into(), 1, pair.kinds.clone()), pair);
