@@ -3,10 +3,12 @@
 
 use control::{Pressure, PressureLevel, Residence, ResidenceState};
 use host_memory::Memory;
-use policy::TenantId;
+use policy::coordinator::Cause;
 use policy::residency::{Level, Standing};
+use policy::{Class, TenantId};
 use serde_json::Value;
 
+use crate::dispatch::DeviceScheduler;
 use crate::journal::About;
 use crate::refusal::Refusal;
 use crate::residency::{News, ResidencyStatus, State};
@@ -47,6 +49,7 @@ impl Arbiter {
             }
             self.publish_budgets();
         }
+        self.publish_waits();
         for at in 0..self.schedulers.len() {
             for news in self.schedulers[at].take_residency_news() {
                 self.tell_residency(at, news);
@@ -57,7 +60,8 @@ impl Arbiter {
     /// Reads what jobs hold, and says it to those who go by it.
     pub(crate) fn read_accounts(&mut self) {
         self.ledger.read_accounts();
-        for tenant in self.ledger.iter().filter(|t| t.spec.evictable()) {
+        // What stays takes space as well.
+        for tenant in self.ledger.iter() {
             for (index, scheduler) in self.schedulers.iter_mut().enumerate() {
                 scheduler.note_memory(tenant.id, tenant.used_bytes(index), tenant.limits[index]);
             }
@@ -115,14 +119,51 @@ impl Arbiter {
             let own = self.ledger.host_limit_bytes(&tenant.spec);
             let budget = books.budget_bytes(id, tenant.id, own);
             let half = &client.pages.arbiter;
+            // What shrinks goes to other host memory than what is evicted.
             let crowded = self.schedulers.iter().any(|scheduler| {
-                scheduler.crowd().is_crowded && scheduler.residency_status(client.tenant).is_some()
+                scheduler.crowd().is_crowded
+                    && scheduler
+                        .residency_status(client.tenant)
+                        .is_some_and(|residency_status| !residency_status.shrinks)
             });
             let mode = channel::ResidencyMode {
                 prepare: ready && crowded,
                 ..mode_of(tenant)
             };
             half.set_residency(mode, Some(budget));
+        }
+    }
+
+    /// Writes to every client of a guaranteed job whose memory stays whether others shrink for it:
+    /// then an allocation for which the device has no space waits.
+    fn publish_waits(&self) {
+        for (_, client) in self.clients.iter() {
+            let Some(tenant) = self.ledger.get(client.tenant) else {
+                continue;
+            };
+            if tenant.spec.evictable() {
+                continue;
+            }
+            let half = &client.pages.arbiter;
+            let mode = self.mode_of_fixed(tenant);
+            if half.residency() != mode {
+                half.set_residency(mode, None);
+                // Who waits for what nobody will leave is to know.
+                half.nudge();
+            }
+        }
+    }
+
+    /// Of a job whose memory stays.
+    fn mode_of_fixed(&self, tenant: &Tenant) -> channel::ResidencyMode {
+        let devices = tenant.spec.settings.devices();
+        let gives = |(index, scheduler): (usize, &DeviceScheduler)| {
+            scheduler.gives_space() && self.devices.entitled(index, devices, tenant.spec.simulated)
+        };
+        channel::ResidencyMode {
+            waits: tenant.spec.class() == Class::Guaranteed
+                && self.schedulers.iter().enumerate().any(gives),
+            ..channel::ResidencyMode::default()
         }
     }
 
@@ -133,9 +174,15 @@ impl Arbiter {
         tenant: TenantId,
         pages: &channel::arbiter::ClientPages,
     ) {
-        let Some(tenant) = self.ledger.get(tenant).filter(|t| t.spec.evictable()) else {
+        let Some(tenant) = self.ledger.get(tenant) else {
             return;
         };
+        if !tenant.spec.evictable() {
+            pages
+                .arbiter
+                .set_residency(self.mode_of_fixed(tenant), None);
+            return;
+        }
         let own = self.ledger.host_limit_bytes(&tenant.spec);
         let budget = self.capacity.books().budget_bytes(0, tenant.id, own);
         pages.arbiter.set_residency(mode_of(tenant), Some(budget));
@@ -189,6 +236,27 @@ impl Arbiter {
                 let reported = format!("could not be {verb} on device {device}: {why}");
                 (id, kind, reported, vec![("reason", Value::from(why))])
             }
+            News::Fitted {
+                id,
+                from_bytes,
+                to_bytes,
+                cause,
+            } => {
+                let (kind, verb) = if to_bytes < from_bytes {
+                    ("shrunk", "shrinks")
+                } else {
+                    ("grown", "grows")
+                };
+                let why = self.cause_text(cause);
+                let [from, to] = [from_bytes, to_bytes].map(control::short_bytes);
+                let reported = format!("{verb} on device {device} from {from} to {to}: {why}");
+                let fields = vec![
+                    ("from_bytes", Value::from(from_bytes)),
+                    ("to_bytes", Value::from(to_bytes)),
+                    ("reason", Value::from(why)),
+                ];
+                (id, kind, reported, fields)
+            }
             News::Parked { id, parked: true } => {
                 let reported =
                     format!("is parked: device {device} spends too much of its time moving memory");
@@ -212,6 +280,22 @@ impl Arbiter {
         }
     }
 
+    /// For people.
+    fn cause_text(&self, cause: Cause) -> String {
+        match cause {
+            Cause::Waits(id) => match self.ledger.get(id) {
+                Some(tenant) => format!(
+                    "guaranteed job `{}` waits for memory of the device",
+                    tenant.spec.name
+                ),
+                None => "a guaranteed job waited for memory of the device".into(),
+            },
+            Cause::Low => "little memory of the device is free for guaranteed jobs".into(),
+            Cause::Calm => "guaranteed jobs leave enough again".into(),
+            Cause::Fair => "other opportunistic jobs have use for as much".into(),
+        }
+    }
+
     /// Where a job's memory on a device is, for reports.
     pub(crate) fn residence_on(&self, tenant: &Tenant, index: usize) -> Option<Residence> {
         if !tenant.spec.evictable() {
@@ -228,7 +312,14 @@ impl Arbiter {
             Standing::KeptAway if tenant.turn.is_away && !tenant.spec.evicted => {
                 "another job of its group has the turn, or had it last".into()
             }
-            _ => why(&residency_status),
+            _ => match residency_status.shrunk_to {
+                Some((bytes, cause)) if !residency_status.figures.failed => format!(
+                    "shrunk to {}: {}",
+                    control::short_bytes(bytes),
+                    self.cause_text(cause)
+                ),
+                _ => why(&residency_status),
+            },
         };
         let figures = &residency_status.figures;
         Some(Residence {
@@ -288,7 +379,7 @@ fn mode_of(tenant: &Tenant) -> channel::ResidencyMode {
     channel::ResidencyMode {
         evictable: tenant.spec.evictable(),
         overflow: tenant.spec.overflow() == control::Overflow::Host,
-        prepare: false,
+        ..channel::ResidencyMode::default()
     }
 }
 

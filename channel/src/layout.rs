@@ -17,7 +17,7 @@ use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 /// Incompatible changes of the layout.
 pub const LAYOUT_MAJOR: u32 = 2;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
-pub const LAYOUT_MINOR: u32 = 1;
+pub const LAYOUT_MINOR: u32 = 2;
 
 /// Devices that one client can name.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
@@ -85,7 +85,8 @@ pub struct ArbiterHalf {
     /// Number of orders given, all devices. The client's agent waits on this word. Since 1.2.
     pub(crate) orders: FutexWord,
     /// Bit 0: memory may be evicted. Bit 1: allocations beyond the limit may live in host memory.
-    /// Since 1.2.
+    /// Bit 2: host memory is to be made ready. Bit 3, since 2.2: memory may be made free for what
+    /// it allocates. Since 1.2.
     pub(crate) residency: AtomicU32,
     /// Host memory that the client may hold for what is not on its devices, in bytes; [`NO_LIMIT`]:
     /// any. Since 1.2.
@@ -139,7 +140,11 @@ pub struct DeviceGrant {
     /// `CLOCK_MONOTONIC` time by which the order is to be carried out or given up, in nanoseconds.
     /// Since 1.2.
     pub(crate) order_deadline_mono_ns: AtomicU64,
-    pub(crate) reserved1: [u64; 4],
+    /// How many bytes of what is evictable may be on the device, plus one; what is allocated beyond
+    /// them lies in host memory. [`NO_LIMIT`]: all of them, as long as the device has space. 0:
+    /// this is not for the arbiter to say. Since 2.2.
+    pub(crate) resident_cap_plus_one: AtomicU64,
+    pub(crate) reserved1: [u64; 3],
 }
 
 /// client --activity, completion, journal--> arbiter.
@@ -356,6 +361,7 @@ mod promise {
     const _: () = assert!(offset_of!(DeviceGrant, limit_bytes) == 32);
     const _: () = assert!(offset_of!(DeviceGrant, turn_mono_ns) == 56);
     const _: () = assert!(offset_of!(DeviceGrant, order) == 64);
+    const _: () = assert!(offset_of!(DeviceGrant, resident_cap_plus_one) == 88);
     const _: () = assert!(offset_of!(ArbiterHalf, orders) == 88);
     const _: () = assert!(offset_of!(ArbiterHalf, resize) == 104);
     const _: () = assert!(offset_of!(ArbiterHalf, pin_permit) == 112);

@@ -21,6 +21,7 @@ pub const RESIDENCY: u64 = 2;
 const EVICTABLE: u32 = 1;
 const OVERFLOW: u32 = 2;
 const PREPARE: u32 = 4;
+const WAITS: u32 = 8;
 
 /// Kinds of memory that stay on a device whatever happens, for people; the first one is bit 0.
 pub const STAYING: [&str; 7] = [
@@ -43,6 +44,9 @@ pub struct ResidencyMode {
     /// It will be moved out before long: host memory for that is to be made ready, within its
     /// budget.
     pub prepare: bool,
+    /// Other jobs leave the device for it: an allocation that its limit allows and that the device
+    /// has no space for waits.
+    pub waits: bool,
 }
 
 /// What is to be done.
@@ -196,8 +200,20 @@ impl ArbiterHalf {
         let evictable = if mode.evictable { EVICTABLE } else { 0 };
         let overflow = if mode.overflow { OVERFLOW } else { 0 };
         let prepare = if mode.prepare { PREPARE } else { 0 };
+        let waits = if mode.waits { WAITS } else { 0 };
         self.residency
-            .store(evictable | overflow | prepare, Relaxed);
+            .store(evictable | overflow | prepare | waits, Relaxed);
+    }
+
+    /// Says how much of what is evictable may be on `device`, in bytes: what is allocated beyond
+    /// that lies in host memory, as does what the device has no space for. [`NO_LIMIT`]: all.
+    /// `None`: the client goes by its limit alone.
+    pub fn set_resident_cap(&self, device: usize, bytes: Option<u64>) {
+        if let Some(slot) = self.devices.get(device) {
+            // SYNC(cap): a number on its own; the next allocation reads it.
+            slot.resident_cap_plus_one
+                .store(bytes.map_or(0, |bytes| bytes.saturating_add(1)), Relaxed);
+        }
     }
 
     /// Gives an order about `device` and wakes the client's agent; false where there is no such
@@ -276,6 +292,7 @@ impl ArbiterHalf {
             evictable: bits & EVICTABLE != 0,
             overflow: bits & OVERFLOW != 0,
             prepare: bits & PREPARE != 0,
+            waits: bits & WAITS != 0,
         }
     }
 
@@ -299,6 +316,16 @@ impl ArbiterHalf {
 }
 
 impl DeviceGrant {
+    /// How much of what is evictable may be on this device, in bytes; `None`: the client goes by
+    /// its limit alone.
+    pub fn resident_cap(&self) -> Option<u64> {
+        match self.resident_cap_plus_one.load(Relaxed) {
+            0 => None,
+            NO_LIMIT => Some(NO_LIMIT),
+            plus_one => Some(plus_one - 1),
+        }
+    }
+
     /// The last order about this device. `None`: there is none, it is not a valid one, or it is
     /// being written.
     pub fn order(&self) -> Option<Order> {
@@ -571,7 +598,7 @@ mod tests {
         let mode = ResidencyMode {
             evictable: true,
             overflow: true,
-            prepare: false,
+            ..ResidencyMode::default()
         };
         half.set_residency(mode, Some(4096));
         assert_eq!(half.residency(), mode);
@@ -584,5 +611,25 @@ mod tests {
         assert_eq!(half.host_budget_bytes(), 4096);
         half.set_residency(mode, None);
         assert_eq!(half.host_budget_bytes(), NO_LIMIT);
+        let waits = ResidencyMode {
+            waits: true,
+            ..ResidencyMode::default()
+        };
+        half.set_residency(waits, None);
+        assert_eq!(half.residency(), waits);
+    }
+
+    #[test]
+    fn a_cap_of_what_may_be_on_the_device_arrives() {
+        let half = ArbiterHalf::default();
+        let cap = |half: &ArbiterHalf| half.device(0).unwrap().resident_cap();
+        assert_eq!(cap(&half), None);
+        for bytes in [0, 5, NO_LIMIT - 2, NO_LIMIT] {
+            half.set_resident_cap(0, Some(bytes));
+            assert_eq!(cap(&half), Some(bytes));
+        }
+        half.set_resident_cap(0, None);
+        assert_eq!(cap(&half), None);
+        half.set_resident_cap(crate::MAX_DEVICES, Some(1));
     }
 }

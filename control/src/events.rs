@@ -18,7 +18,7 @@ const fn kind(word: &'static str, plain: &'static str) -> EventKind {
 }
 
 /// All of them: the arbiter's own, those of jobs, of processes, of memory, of trouble.
-pub const EVENT_KINDS: [EventKind; 46] = [
+pub const EVENT_KINDS: [EventKind; 48] = [
     kind("start", "arbiter started"),
     kind("stop", "arbiter stopped"),
     kind("reload", "quota file read"),
@@ -45,6 +45,8 @@ pub const EVENT_KINDS: [EventKind; 46] = [
     kind("not_evicted", "not evicted"),
     kind("not_restored", "not restored"),
     kind("not_fitted", "not fitted"),
+    kind("shrunk", "shrunk on the device"),
+    kind("grown", "grown on the device"),
     kind("parked", "parked"),
     kind("unparked", "no longer parked"),
     kind("turn_begun", "turn begun"),

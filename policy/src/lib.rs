@@ -7,6 +7,7 @@
 //! * [`SlicePolicy`]: which tenants hold one device, and for how long. [`by_name`] builds one.
 //! * [`quantum`]: how long a slice lasts, by what a hand-over costs.
 //! * [`residency`]: which jobs stay in a device's memory when not all fit.
+//! * [`coordinator`]: how much of a device's memory opportunistic jobs leave to guaranteed ones.
 //! * [`gangs`]: whose turn it is on devices that jobs use together.
 //! * [`iterations`]: where the iterations of a program begin, from the sequence of its launches.
 //! * [`standbys`]: how many instances of a service have to be ready.
@@ -17,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cluster;
+pub mod coordinator;
 mod few;
 pub mod gangs;
 pub mod iterations;
@@ -36,8 +38,8 @@ pub use few::Few;
 pub use partitions::{HOLD_BACK_BYTES, NoPartition, PartitionTable};
 pub use registry::{Kind, Param, ParamSpec, PolicyError, Registration, Value};
 pub use slice::{
-    Class, Decision, Device, Holder, Iterations, Memory, QuantumBounds, Slice, SlicePolicy,
-    TenantId, TenantView, View,
+    Class, CoordinatorTerms, Decision, Device, Holder, Iterations, Memory, QuantumBounds, Slice,
+    SlicePolicy, TenantId, TenantView, View,
 };
 pub use slices::{POLICIES, SliceRegistration, Stride, by_name, spec};
 pub use turns::PartitionId;

@@ -192,6 +192,18 @@ impl View<'_> {
     }
 }
 
+/// When opportunistic jobs shrink on the device for guaranteed ones, and when they grow, in parts
+/// of the device in millionths: see [`crate::coordinator`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CoordinatorTerms {
+    /// So much is kept free for guaranteed jobs.
+    pub keep_ppm: u32,
+    /// Between the point at which jobs shrink and the one at which they may grow.
+    pub band_ppm: u32,
+    /// How long there has to be enough before anybody grows, in nanoseconds.
+    pub calm_ns: u64,
+}
+
 /// A slice to be granted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Slice {
@@ -233,6 +245,11 @@ pub trait SlicePolicy: std::fmt::Debug + Send {
         let _ = id;
         None
     }
+
+    /// How memory is divided between the classes; `None`: the policy has no say in that.
+    fn coordinates(&self) -> Option<CoordinatorTerms> {
+        None
+    }
 }
 
 impl<P: SlicePolicy + ?Sized> SlicePolicy for Box<P> {
@@ -250,5 +267,9 @@ impl<P: SlicePolicy + ?Sized> SlicePolicy for Box<P> {
 
     fn debt_ns(&self, id: TenantId) -> Option<i64> {
         (**self).debt_ns(id)
+    }
+
+    fn coordinates(&self) -> Option<CoordinatorTerms> {
+        (**self).coordinates()
     }
 }

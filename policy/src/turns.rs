@@ -15,7 +15,8 @@
 
 use crate::shares::Shares;
 use crate::slice::{
-    Class, Decision, Holder, QuantumBounds, Slice, SlicePolicy, TenantId, TenantView, View,
+    Class, CoordinatorTerms, Decision, Holder, QuantumBounds, Slice, SlicePolicy, TenantId,
+    TenantView, View,
 };
 
 /// Where a tenant stands among those that compete; the lowest runs first.
@@ -89,6 +90,11 @@ pub(crate) trait Order: std::fmt::Debug + Send {
     fn debt_ns(&self, _id: TenantId) -> Option<i64> {
         None
     }
+
+    /// See [`SlicePolicy::coordinates`].
+    fn coordinates(&self) -> Option<CoordinatorTerms> {
+        None
+    }
 }
 
 impl<O: Order + ?Sized> Order for Box<O> {
@@ -134,6 +140,10 @@ impl<O: Order + ?Sized> Order for Box<O> {
 
     fn debt_ns(&self, id: TenantId) -> Option<i64> {
         (**self).debt_ns(id)
+    }
+
+    fn coordinates(&self) -> Option<CoordinatorTerms> {
+        (**self).coordinates()
     }
 }
 
@@ -462,6 +472,10 @@ impl<O: Order> SlicePolicy for Turns<O> {
 
     fn debt_ns(&self, id: TenantId) -> Option<i64> {
         self.order.debt_ns(id)
+    }
+
+    fn coordinates(&self) -> Option<CoordinatorTerms> {
+        self.order.coordinates()
     }
 }
 

@@ -101,6 +101,43 @@ fn a_baseline_that_nobody_tells_is_learnt_first() {
     );
 }
 
+/// Guaranteed tenants that are there and do something else: there is nothing to be learnt from
+/// them, and nobody to be protected.
+#[test]
+fn guaranteed_tenants_that_are_idle_keep_nobody_out() {
+    let mut sim = Stepper::new(antman(&[]), QUANTUM);
+    sim.join(training(1, 40_000, 3_600_000_000));
+    sim.join(training(2, 30_000, 3_600_000_000));
+    sim.join(opportunistic(3, 200));
+    sim.run_us(900_000);
+    assert_eq!(sim.got(TenantId(3)).device_ns, 0, "they may go on yet");
+    sim.run_us(4_000_000);
+    let got_ns = sim.got(TenantId(3)).device_ns;
+    assert!(got_ns > 3_500_000_000, "{got_ns}");
+}
+
+/// One iteration that is twenty per cent too long stops the others at once; what keeps them out is
+/// the job that was harmed, and not its memory.
+#[test]
+fn harm_that_was_done_to_a_job_that_has_stopped_keeps_nobody_out() {
+    let mut sim = Stepper::new(antman(&[]), QUANTUM);
+    sim.join(training(1, 40_000, 60_000));
+    sim.join(opportunistic(2, 90_000));
+    sim.run_us(5_000_000);
+    let before_ns = sim.got(TenantId(2)).device_ns;
+    sim.run_us(5_000_000);
+    let guarded_ns = sim.got(TenantId(2)).device_ns - before_ns;
+    assert!(
+        guarded_ns < 1_000_000_000,
+        "the guard is at work: {guarded_ns}"
+    );
+    sim.remove(TenantId(1));
+    let before_ns = sim.got(TenantId(2)).device_ns;
+    sim.run_us(2_000_000);
+    let got_ns = sim.got(TenantId(2)).device_ns - before_ns;
+    assert!(got_ns > 1_500_000_000, "{got_ns}");
+}
+
 #[test]
 fn the_newest_gets_the_device_at_the_end_of_the_iteration() {
     let policy = by_name("salus-preempt", &[]).expect("a policy of the list");

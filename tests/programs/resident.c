@@ -29,6 +29,7 @@
 //                         with pointers (0) or packed parameters (1), by
 //                         cuLaunchKernelEx (2), of a library (3); and waits. The kernel
 //                         is of the file of PTX that RESIDENT_KERNELS names
+//   owned BYTES           as vmm, made for this process alone                        -> STATUS ID
 //   adapter BYTES  as vmm, made for network adapters to reach  -> STATUS ID
 //   hold ID | let ID      cuMemRetainAllocationHandle of its address | its release   -> STATUS
 //   tokens ID             its tokens for other devices' drivers                      -> STATUS
@@ -113,8 +114,8 @@ static cu_status map(struct held *what) {
     return status;
 }
 
-static cu_status vmm(struct held *what, int rdma) {
-    struct properties properties = {.type = 1, .handle_types = 1, .location = {1, 0}, .rdma = rdma};
+static cu_status vmm(struct held *what, int rdma, int shared) {
+    struct properties properties = {.type = 1, .handle_types = shared, .location = {1, 0}, .rdma = rdma};
     cu_status status = CALL("cuMemAddressReserve", &what->address, what->bytes, (size_t)0, (W)0, (W)0);
     if (!status) status = CALL("cuMemCreate", &what->handle, what->bytes, &properties, (W)0);
     return status ? status : map(what);
@@ -228,13 +229,13 @@ int main(void) {
         size_t wrong = 0;
         if (!strcmp(verb, "init")) {
             printf("%d\n", use_device(0));
-        } else if (!strcmp(verb, "alloc") || !strcmp(verb, "vmm") || !strcmp(verb, "adapter")) {
+        } else if (!strcmp(verb, "alloc") || !strcmp(verb, "vmm") || !strcmp(verb, "owned") || !strcmp(verb, "adapter")) {
             struct held *new = &held[count];
             memset(new, 0, sizeof *new);
             new->bytes = first;
             cu_status status = !strcmp(verb, "alloc")
                                    ? CALL("cuMemAlloc_v2", &new->address, new->bytes)
-                                   : vmm(new, !strcmp(verb, "adapter"));
+                                   : vmm(new, !strcmp(verb, "adapter"), strcmp(verb, "owned") != 0);
             printf("%d %d\n", status, status ? -1 : count++);
         } else if (!strcmp(verb, "free")) {
             printf("%d\n", CALL("cuMemFree_v2", of->address));

@@ -82,6 +82,7 @@ pub const CRATES: [Crate; 19] = [
             (
                 "parts of a decision",
                 &[
+                    "coordinator",
                     "iterations",
                     "quantum",
                     "residency",

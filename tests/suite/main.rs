@@ -6,6 +6,7 @@ mod cluster;
 mod collective;
 mod config;
 mod containers;
+mod coordinator;
 mod demo;
 mod descriptors;
 mod documents;

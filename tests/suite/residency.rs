@@ -32,7 +32,7 @@ fn welcome(listening: &Listening, overflow: bool, host_budget: Option<u64>) -> A
         let mode = ResidencyMode {
             evictable: true,
             overflow,
-            prepare: false,
+            ..ResidencyMode::default()
         };
         pages.arbiter.set_residency(mode, host_budget);
     })

@@ -3,7 +3,7 @@
 use control::{Change, Resize};
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use tests::{Artefacts, Outcome, Running, Sandbox, wait_until};
+use tests::{Artefacts, Outcome, Running, Sandbox, programs, wait_until};
 
 const STEPS: [&str; 7] = [
     "--steps",
@@ -157,4 +157,66 @@ fn who_is_asked_before_it_comes_is_asked_then_and_nonsense_is_refused() {
         1,
         "after the first step: {ended:?}"
     );
+}
+
+/// The rows of a kind on the stdout of `examples/elastic/train.py`.
+fn rows(text: &str, kind: &str) -> Vec<Value> {
+    let all = text
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    all.filter_map(|row| row.get(kind).cloned()).collect()
+}
+
+/// One more is asked for, joins at the end of an iteration, makes every step from there on, and
+/// goes when it is asked to. Both have the state of a training alone.
+#[test]
+fn a_worker_joins_a_training_without_a_restart_and_leaves_it_again() {
+    if !programs::exists("python3") {
+        return;
+    }
+    let python = Artefacts::get().root().join("python");
+    let program = Artefacts::get().root().join("examples/elastic/train.py");
+    let train = |mut command: std::process::Command| {
+        command.env("PYTHONPATH", &python).arg(&program);
+        command.args(["--steps", "1500", "--mib", "16", "--step-ms", "2"]);
+        command
+    };
+    let sandbox = Sandbox::new();
+    let mut bare = sandbox.bare("python3");
+    let bare = bare
+        .env("PYTHONPATH", &python)
+        .arg(python.join("test_elastic.py"));
+    assert_eq!(Outcome::of(bare).succeeded().stdout, "well\n");
+    let mut solo = train(sandbox.bare("python3"));
+    let solo = Outcome::of(solo.arg("--no-elastic")).succeeded();
+    let expected = rows(&solo.stdout, "ended")[0]["digest"].clone();
+
+    let _arbiter = sandbox.arbiter();
+    let job = Running::start(&mut train(sandbox.job(&["--name", "a"], "python3")));
+    let processes = |count: usize| {
+        let job = sandbox.job_status("a")?;
+        (job.processes.len() == count).then_some(())
+    };
+    wait_until("it trains, and looks for requests", || {
+        sandbox.job_status("a")?.listens_for_resize.then_some(())
+    });
+    ask(&sandbox, "a", Resize::To(2));
+    wait_until("the newcomer has its GPU", || processes(2));
+    ask(&sandbox, "a", Resize::To(1));
+    wait_until("it has gone again", || processes(1));
+    ask(&sandbox, "a", Resize::To(2));
+    let outcome = job.wait().succeeded();
+    let changes = rows(&outcome.stdout, "change");
+    let joined: Vec<u64> = changes
+        .iter()
+        .filter_map(|one| one["joined"].as_u64())
+        .collect();
+    assert_eq!(joined.iter().sum::<u64>(), 2, "{changes:?}");
+    let ended = rows(&outcome.stdout, "ended");
+    assert_eq!(ended.len(), 3, "{outcome:?}");
+    let last: Vec<&Value> = ended.iter().filter(|one| one["step"] == 1499).collect();
+    assert_eq!(last.len(), 2, "{ended:?}");
+    for one in last {
+        assert_eq!(one["digest"], expected, "{ended:?}");
+    }
 }

@@ -165,7 +165,7 @@ fn evictable(sandbox: &Sandbox) -> (ProgramRun, Attached) {
         let mode = ResidencyMode {
             evictable: true,
             overflow: false,
-            prepare: false,
+            ..ResidencyMode::default()
         };
         pages.arbiter.set_residency(mode, None);
     });

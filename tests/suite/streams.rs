@@ -28,7 +28,7 @@ impl Host {
             let mode = ResidencyMode {
                 evictable,
                 overflow: false,
-                prepare: false,
+                ..ResidencyMode::default()
             };
             pages.arbiter.set_residency(mode, None);
         });

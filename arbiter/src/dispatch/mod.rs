@@ -118,7 +118,7 @@ pub struct DeviceScheduler {
 impl DeviceScheduler {
     /// A device without tenants.
     pub fn new(device: usize, setup: Setup, now_ns: u64) -> Self {
-        Self {
+        let mut new = Self {
             device,
             pace: setup.pace,
             answer: setup.answer,
@@ -141,7 +141,9 @@ impl DeviceScheduler {
             grants: 0,
             woken: false,
             violations: Vec::new(),
-        }
+        };
+        new.residency.coordinate(new.choice.coordinates());
+        new
     }
 
     /// Changes how the device runs; the next step acts on it. What was charged stays charged, and a
@@ -152,6 +154,7 @@ impl DeviceScheduler {
         (self.pace, self.answer) = (setup.pace, setup.answer);
         self.choice
             .set(setup.policy, setup.holders, setup.memory_bytes);
+        self.residency.coordinate(self.choice.coordinates());
         for entity in self.roster.iter_mut() {
             entity.adapt(&self.pace);
         }

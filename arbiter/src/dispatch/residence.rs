@@ -143,6 +143,11 @@ impl DeviceScheduler {
         self.residency.crowd()
     }
 
+    /// Whether jobs shrink here for guaranteed ones, and there is something to shrink.
+    pub fn gives_space(&self) -> bool {
+        self.residency.gives_space()
+    }
+
     /// How residency is arbitrated here.
     pub fn arbitration(&self) -> &Arbitration {
         self.residency.arbitration()

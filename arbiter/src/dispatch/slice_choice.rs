@@ -5,7 +5,10 @@
 //! that a decision allocates nothing.
 
 use policy::quantum::Lengths;
-use policy::{Decision, Device, Holder, QuantumBounds, SlicePolicy, TenantId, TenantView, View};
+use policy::{
+    CoordinatorTerms, Decision, Device, Holder, QuantumBounds, SlicePolicy, TenantId, TenantView,
+    View,
+};
 
 use super::entity::RunEntity;
 use super::roster::Roster;
@@ -48,6 +51,11 @@ impl SliceChoice {
         if let Some(policy) = policy {
             self.policy = policy;
         }
+    }
+
+    /// How the policy divides memory; `None`: it has no say in that.
+    pub fn coordinates(&self) -> Option<CoordinatorTerms> {
+        self.policy.coordinates()
     }
 
     /// Sets how long slices are from here on.

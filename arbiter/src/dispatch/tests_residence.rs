@@ -31,8 +31,7 @@ impl Agent {
         let pages = Rc::new(ClientPages::create().expect("pages"));
         let mode = ResidencyMode {
             evictable: true,
-            overflow: false,
-            prepare: false,
+            ..ResidencyMode::default()
         };
         pages.arbiter.set_residency(mode, None);
         let claimed = Footprint {

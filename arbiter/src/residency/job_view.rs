@@ -45,7 +45,7 @@ impl ResidencyTerms {
         channel::ResidencyMode {
             evictable: self.evictable,
             overflow: self.overflow,
-            prepare: false,
+            ..channel::ResidencyMode::default()
         }
     }
 }

@@ -9,6 +9,7 @@
 //! job takes the memory as the leaving one gives it back, and both directions of the link are at
 //! work.
 
+mod coordination;
 mod moves;
 mod report;
 
@@ -18,6 +19,7 @@ use std::rc::Rc;
 
 use channel::Verb;
 use channel::arbiter::ClientPages;
+use policy::coordinator::Coordinator;
 use policy::residency::{Arbitration, ResidentJob, ResidentJobs, Standing};
 use policy::{Class, TenantId};
 
@@ -66,6 +68,12 @@ struct Record {
     stuck_until_ns: u64,
     backoff_ns: u64,
     fitted_ns: u64,
+    /// To what, and what was on the device then.
+    fitted: Option<(u64, u64)>,
+    /// To what its present move fits it.
+    fits_to: u64,
+    /// What was on the device when the present move began.
+    before_bytes: u64,
     /// Called back by its operator, whether it wants the device or not.
     wished: bool,
     /// The present move was asked for by hand, and its figures are reported.
@@ -81,6 +89,8 @@ pub struct ResidencyManager {
     device: usize,
     capacity_bytes: u64,
     arbitration: Arbitration,
+    /// Where opportunistic jobs shrink for guaranteed ones.
+    coordinator: Option<Coordinator>,
     books: Rc<RefCell<HostBooks>>,
     machines: BTreeMap<u64, (TenantId, ClientStateMachine)>,
     records: BTreeMap<TenantId, Record>,
@@ -108,6 +118,7 @@ impl ResidencyManager {
             device,
             capacity_bytes: 0,
             arbitration: Arbitration::new(10.0),
+            coordinator: None,
             books: Rc::default(),
             machines: BTreeMap::new(),
             records: BTreeMap::new(),
@@ -233,6 +244,7 @@ impl ResidencyManager {
         let pinning = self.permit_pinning(now_ns, jobs);
         self.count(jobs);
         self.notify_of_space(jobs);
+        self.divide(now_ns, jobs);
         for job in jobs {
             self.begin_what_is_due(now_ns, job);
         }
@@ -328,6 +340,10 @@ impl ResidencyManager {
         if space.from_ns > now_ns {
             return;
         }
+        // Those that shrink for it do so first; then it comes without anybody's leaving.
+        if !space.victims.is_empty() && self.shrinks_for(now_ns, id) {
+            return;
+        }
         for victim in space.victims {
             self.depart(now_ns, victim, Verb::Evict);
         }
@@ -349,8 +365,10 @@ impl ResidencyManager {
     }
 
     fn depart(&mut self, now_ns: u64, id: TenantId, verb: Verb) {
+        let before_bytes = self.resident_bytes(id);
         let record = self.records.entry(id).or_default();
         if record.phase == Phase::Settled {
+            record.before_bytes = before_bytes;
             record.phase = Phase::Draining {
                 verb,
                 since_ns: now_ns,
@@ -376,12 +394,15 @@ impl ResidencyManager {
             .fold(0, u64::saturating_add)
     }
 
-    /// Evictable bytes that may be on the device by the job's limit.
+    /// Evictable bytes that may be on the device by the job's limit, and by what others leave it.
     fn fit_target(&self, job: &JobView<'_>) -> u64 {
         let fixed = self.records.get(&job.id).map_or(0, |r| r.fixed_bytes);
-        job.terms
+        let by_limit = job
+            .terms
             .limit_bytes
-            .map_or(u64::MAX, |limit| limit.saturating_sub(fixed))
+            .map_or(u64::MAX, |limit| limit.saturating_sub(fixed));
+        let cap = self.cap(job.id).and_then(|cap| cap.bytes);
+        by_limit.min(cap.unwrap_or(u64::MAX))
     }
 
     /// Bytes and states, as the arbitration takes them.
@@ -421,9 +442,10 @@ impl ResidencyManager {
         let space_bytes = self.space_bytes_of(job, space_bytes);
         let state = self.state_of(job);
         let record = self.records.entry(job.id).or_default();
-        // While all is on the device the charge is what it has there; what is not evictable does
-        // not change by moving.
-        if state == State::Resident && record.phase == Phase::Settled {
+        // The charge is for what it has, on the device or usable on the host; what is not evictable
+        // does not change by moving.
+        let usable = matches!(state, State::Resident | State::Partly);
+        if usable && record.phase == Phase::Settled {
             record.fixed_bytes = job.terms.used_bytes.saturating_sub(evictable_bytes);
         } else if evictable_bytes == 0 {
             record.fixed_bytes = job.terms.used_bytes;
@@ -499,17 +521,33 @@ impl ResidencyManager {
             }
             return;
         }
-        if !job.terms.overflow || !matches!(state, State::Resident | State::Partly) {
+        // What lies in host memory after the reason for it is gone comes back as well.
+        let fits = job.terms.overflow || self.cap(job.id).is_some() || state == State::Partly;
+        if !fits || !matches!(state, State::Resident | State::Partly) {
             return;
         }
+        let urgent = self.cap(job.id).is_some_and(|cap| cap.urgent);
         let target = self.fit_target(job);
         let over = resident.saturating_sub(target);
         let under = target.min(all).saturating_sub(resident);
         let space = self.residents(now_ns).free_bytes();
-        let comes_back =
-            under >= FIT_BYTES.min(all.saturating_sub(resident)) && under > 0 && under <= space;
-        if (over > 0 || comes_back) && now_ns >= record.fitted_ns + FIT_NS {
+        // Of a small device less is worth a move.
+        let least = match self.capacity_bytes {
+            0 => FIT_BYTES,
+            capacity => FIT_BYTES.min(capacity / 32),
+        };
+        let comes_back = under >= least.min(all.saturating_sub(resident))
+            && under > 0
+            && under <= space
+            // What is left may be of larger chunks than that.
+            && record.fitted != Some((target, resident));
+        // Others wait for what is over by no more than the least that is moved, too.
+        if (over > 0 && urgent) || ((over > 0 || comes_back) && now_ns >= record.fitted_ns + FIT_NS)
+        {
             self.depart(now_ns, job.id, Verb::Fit);
+            if let Some(record) = self.records.get_mut(&job.id) {
+                record.fits_to = target;
+            }
         }
     }
 
@@ -524,7 +562,7 @@ impl ResidencyManager {
         waiting.sort_unstable();
         for (_, _, id) in waiting {
             self.count(jobs);
-            if self.phase_of(id) != Phase::Settled {
+            if self.phase_of(id) != Phase::Settled || self.shrinks_for(now_ns, id) {
                 continue;
             }
             let space = self.arbitration.more_space_for(&self.residents(now_ns), id);

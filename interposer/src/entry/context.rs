@@ -14,7 +14,7 @@ const NEW_CONTEXT_BYTES: u64 = 512 << 20;
 
 /// Makes a call of the program's; where it creates a context for which the device has no space,
 /// again and again while other tenants make some, as for an allocation. In tenants whose own memory
-/// can be moved.
+/// can be moved, and in those for which others shrink.
 pub(super) fn with_space(
     symbol: Symbol,
     meaning: Context,
@@ -22,7 +22,7 @@ pub(super) fn with_space(
     call: impl Fn() -> CUresult,
 ) -> CUresult {
     let meter = created_on(meaning, args)
-        .filter(|_| residency::active())
+        .filter(|_| residency::waits())
         .and_then(Meter::of);
     let Some(meter) = meter else {
         return call();

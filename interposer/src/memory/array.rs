@@ -5,6 +5,7 @@ use shim_ffi::*;
 
 use crate::driver::real;
 use crate::metering::{self, Kind, Live, Meter, correct, freed, granules, unmetered};
+use crate::residency;
 
 /// Bytes of one channel of an element.
 fn channel_bytes(format: CUarray_format) -> u64 {
@@ -119,7 +120,10 @@ macro_rules! array {
             // SAFETY: not null; the driver is about to read the same structure.
             let $d = unsafe { &*descriptor };
             // SAFETY: read after success only, when the driver has written the handle.
-            metered($bytes, call, || unsafe { (*array).0 as u64 }, required)
+            let key = || unsafe { (*array).0 as u64 };
+            residency::with_space($bytes, |short| {
+                metered($bytes, || short.note(call()), key, required)
+            })
         }
     )*};
 }
@@ -150,7 +154,10 @@ pub(crate) unsafe fn cuMipmappedArrayCreate(
     // SAFETY: not null; the driver is about to read the same structure.
     let bytes = pyramid_bytes(unsafe { &*descriptor }, levels);
     // SAFETY: read after success only, when the driver has written the handle.
-    metered(bytes, call, || unsafe { (*array).0 as u64 }, |_| None)
+    let key = || unsafe { (*array).0 as u64 };
+    residency::with_space(bytes, |short| {
+        metered(bytes, || short.note(call()), key, |_| None)
+    })
 }
 
 /// # Safety

@@ -29,27 +29,31 @@ pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) -> CUre
             },
         );
     }
-    // SAFETY: the caller's own arguments; on success the driver has written the address.
-    unsafe {
-        metered(
-            bytes as u64,
-            || real::cuMemAlloc_v2(dptr, bytes),
-            || ((*dptr).0, bytes as u64),
-        )
-    }
+    residency::with_space(bytes as u64, |short| {
+        // SAFETY: the caller's own arguments; on success the driver has written the address.
+        unsafe {
+            metered(
+                bytes as u64,
+                || short.note(real::cuMemAlloc_v2(dptr, bytes)),
+                || ((*dptr).0, bytes as u64),
+            )
+        }
+    })
 }
 
 /// # Safety
 /// As the driver's function.
 pub(crate) unsafe fn cuMemAlloc(dptr: *mut CUdeviceptr_v1, bytes: u32) -> CUresult {
-    // SAFETY: the caller's own arguments; on success the driver has written the address.
-    unsafe {
-        metered(
-            u64::from(bytes),
-            || real::cuMemAlloc(dptr, bytes),
-            || (u64::from((*dptr).0), u64::from(bytes)),
-        )
-    }
+    residency::with_space(u64::from(bytes), |short| {
+        // SAFETY: the caller's own arguments; on success the driver has written the address.
+        unsafe {
+            metered(
+                u64::from(bytes),
+                || short.note(real::cuMemAlloc(dptr, bytes)),
+                || (u64::from((*dptr).0), u64::from(bytes)),
+            )
+        }
+    })
 }
 
 /// # Safety
@@ -127,13 +131,20 @@ pub(crate) unsafe fn cuMemAllocPitch(
 fn pitched(
     width: u64,
     height: u64,
-    call: impl FnOnce() -> CUresult,
-    made: impl FnOnce() -> (u64, u64),
+    call: impl Fn() -> CUresult,
+    made: impl Fn() -> (u64, u64),
 ) -> CUresult {
     let rows = width.div_ceil(PITCH).saturating_mul(PITCH);
-    metered(rows.saturating_mul(height), call, || {
-        let (address, pitch) = made();
-        (address, pitch.saturating_mul(height))
+    let bytes = rows.saturating_mul(height);
+    residency::with_space(bytes, |short| {
+        metered(
+            bytes,
+            || short.note(call()),
+            || {
+                let (address, pitch) = made();
+                (address, pitch.saturating_mul(height))
+            },
+        )
     })
 }
 

@@ -6,6 +6,7 @@ use crate::attachment::client;
 use crate::driver::real;
 use crate::gate;
 use crate::metering::pool;
+use crate::residency;
 
 fn key_of(stream: CUstream, default: usize) -> usize {
     if stream.is_null() {
@@ -27,11 +28,13 @@ macro_rules! allocating {
             stream: CUstream,
         ) -> CUresult {
             let pool = client::current().and_then(|_| $of($($from)?));
-            // SAFETY: the caller's own arguments; on success the driver has written the address.
-            unsafe {
-                let call = || real::$name(dptr, bytes, $($from,)? stream);
-                pool::allocate(pool, bytes, key_of(stream, $default), call, || (*dptr).0)
-            }
+            residency::with_space(bytes as u64, |short| {
+                // SAFETY: the caller's own arguments; on success there is an address.
+                unsafe {
+                    let call = || short.note(real::$name(dptr, bytes, $($from,)? stream));
+                    pool::allocate(pool, bytes, key_of(stream, $default), call, || (*dptr).0)
+                }
+            })
         }
     };
 }

@@ -4,7 +4,7 @@ use channel::NO_LIMIT;
 use shim_ffi::*;
 
 use crate::driver::real;
-use crate::metering::{self, Meter};
+use crate::metering::Meter;
 use crate::residency;
 
 /// Free and total bytes as the quota of the calling thread's device allows; `None`: the driver is
@@ -26,7 +26,7 @@ fn within_quota() -> Option<(u64, u64)> {
     let mut used = meter.account().used_bytes(meter.device());
     if residency::active() {
         // Charged, and there for the next allocation; or charged, and not on the device.
-        let elsewhere = metering::overflow_bytes(meter.device());
+        let elsewhere = meter.beyond_limit_bytes();
         used = used.saturating_sub(residency::spare_bytes(meter.device()) + elsewhere);
         // What the device has left says little to a job whose memory comes when it is needed.
         return Some((total.saturating_sub(used), total));

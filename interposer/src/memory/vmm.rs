@@ -57,11 +57,35 @@ pub(crate) unsafe fn cuMemCreate(
     if let Err(refusal) = meter.reserve(whole, bytes as u64) {
         return refusal;
     }
-    let result = residency::patiently(&meter, whole, call);
+    // SAFETY: as above.
+    let properties = unsafe { &*properties };
+    let elsewhere = || {
+        let made = residency::create_on_host(properties.location.id, whole)?;
+        // SAFETY: not null below, and the caller's to write to.
+        unsafe { (*handle).0 = made };
+        Some(CUresult::CUDA_SUCCESS)
+    };
+    let may_be_elsewhere = residency::active()
+        && !handle.is_null()
+        && residency::is_capped(meter.device())
+        && can_be_on_host(properties);
+    let mut placed = (may_be_elsewhere && residency::cap_is_reached(meter.device(), whole))
+        .then(elsewhere)
+        .flatten();
+    let mut on_device = placed.is_none();
+    if may_be_elsewhere && on_device {
+        let result = call();
+        placed = Some(result);
+        if result == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            placed = elsewhere();
+            on_device = placed.is_none();
+        }
+    }
+    let result = placed.unwrap_or_else(|| residency::patiently(&meter, whole, call));
     if result.is_ok() {
         if residency::active() {
-            // SAFETY: as below; the driver has read the properties.
-            unsafe { own(handle, whole, meter.device(), &*properties) };
+            // SAFETY: as below.
+            unsafe { own(handle, whole, meter.device(), properties, on_device) };
         }
         // SAFETY: the driver has written the handle.
         let handle = unsafe { (*handle).0 };
@@ -82,11 +106,22 @@ unsafe fn own(
     bytes: u64,
     device: usize,
     properties: &CUmemAllocationProp,
+    on_device: bool,
 ) {
     if properties.allocFlags.usage == 0 {
         // SAFETY: the caller's promise.
-        unsafe { (*handle).0 = residency::adopt((*handle).0, bytes, device, properties) };
+        unsafe {
+            (*handle).0 = residency::adopt((*handle).0, bytes, device, properties, on_device);
+        }
     }
+}
+
+/// Whether memory of these properties is used by its address alone. What is to be exported, or
+/// reached by a network adapter, is what its properties say.
+fn can_be_on_host(properties: &CUmemAllocationProp) -> bool {
+    properties.allocFlags.usage == 0
+        && properties.allocFlags.gpuDirectRDMACapable == 0
+        && properties.requestedHandleTypes == CUmemAllocationHandleType::default()
 }
 
 /// # Safety

@@ -197,9 +197,19 @@ impl Meter {
     pub(crate) fn limit_bytes(&self) -> u64 {
         let limit_bytes = self.attached.limit_bytes(self.device);
         if quiesce::active() {
-            return limit_bytes.saturating_add(overflow_bytes(self.device));
+            return limit_bytes.saturating_add(self.beyond_limit_bytes());
         }
         limit_bytes
+    }
+
+    /// What is charged, lies in host memory, and may be beyond the limit there. What lies there for
+    /// other jobs' sake counts as if it were on the device.
+    pub(crate) fn beyond_limit_bytes(&self) -> u64 {
+        if self.attached.end.arbiter.residency().overflow {
+            overflow_bytes(self.device)
+        } else {
+            0
+        }
     }
 
     /// What is to be remembered of an allocation of `bytes` on this meter.

@@ -31,6 +31,7 @@ use crate::driver::real;
 use crate::ground::thread::thread;
 use crate::metering::{Meter, granules};
 
+pub(super) use backing::host_has_space;
 pub(crate) use ending::{context_died, free};
 
 /// Least bytes that a block takes, and what it is aligned to: as drivers do.
@@ -398,11 +399,11 @@ impl Arena {
                 }
             }
         };
-        let made = match self.back(meter, &[size], on_device) {
+        let made = match self.back_within_cap(meter, &[size], on_device) {
             Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) if size > least => {
                 meter.release(size - least);
                 size = least;
-                self.back(meter, &[size], on_device)
+                self.back_within_cap(meter, &[size], on_device)
             }
             made => made,
         };
@@ -448,7 +449,7 @@ impl Arena {
         let parts: Vec<u64> = (0..bytes.div_ceil(most))
             .map(|at| most.min(bytes - at * most))
             .collect();
-        match self.back(meter, &parts, on_device) {
+        match self.back_within_cap(meter, &parts, on_device) {
             Ok((start, chunks)) => {
                 let block = Block {
                     bytes: asked,

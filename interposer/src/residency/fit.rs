@@ -45,7 +45,7 @@ pub(super) fn fit(
     }
 }
 
-fn resident_bytes(device: usize) -> u64 {
+pub(super) fn resident_bytes(device: usize) -> u64 {
     chunk::with(|chunks| {
         let on = chunks
             .all

@@ -21,6 +21,7 @@ mod agent;
 mod ahead;
 mod arena;
 mod beginnings;
+mod cap;
 mod chunk;
 mod copy_streams;
 mod digest;
@@ -53,13 +54,14 @@ pub(crate) use agent::stop;
 pub(crate) use ahead::leaving;
 pub(crate) use arena::{allocate, context_died, free, owns, spare_bytes};
 pub(crate) use beginnings::before_capture;
+pub(crate) use cap::{create_on_host, holds as is_capped, is_reached as cap_is_reached};
 pub(crate) use copy_streams::peers;
 pub(crate) use last_use::iteration_ended;
 pub(crate) use operands::used;
 pub(crate) use owned::{adopt, is_owned, noted, release, retain, stay, translated, unmapped};
 pub(crate) use quiesce::{ACTIVE, Pass, active, pass, pass_submission};
 pub(crate) use report::{address_range, attribute, attributes, set_attribute};
-pub(crate) use space::patiently;
+pub(crate) use space::{patiently, waits, with_space};
 
 /// Before the first attachment: finds what [`begin`] asks the driver for, which may take the
 /// dynamic linker's lock.

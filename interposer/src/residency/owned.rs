@@ -41,12 +41,14 @@ pub(crate) fn is_owned(handle: u64) -> bool {
     super::active() && id_of(handle).is_some()
 }
 
-/// After `cuMemCreate` has made `handle`: what the program is given for it.
+/// After `cuMemCreate` has made `handle`, on the device or in host memory: what the program is
+/// given for it.
 pub(crate) fn adopt(
     handle: u64,
     bytes: u64,
     device: usize,
     properties: &CUmemAllocationProp,
+    on_device: bool,
 ) -> u64 {
     let chunk = Chunk {
         bytes,
@@ -58,7 +60,11 @@ pub(crate) fn adopt(
             ..*properties
         },
         handle,
-        place: Place::Resident,
+        place: if on_device {
+            Place::Resident
+        } else {
+            Place::Host
+        },
         mappings: Vec::new(),
         host_copy: None,
         used: 0,

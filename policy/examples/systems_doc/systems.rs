@@ -335,6 +335,10 @@ pub const SYSTEMS: &[System] = &[
                 "policy/tests/guard.rs",
                 "kernels_that_are_felt_are_cut_back",
             ),
+            Test(
+                "policy/src/coordinator/tests.rs",
+                "a_waiting_job_is_served_wherever_that_is_possible_and_all_settles",
+            ),
             PACKS,
         ],
         simulator: &[PACKERS],
@@ -343,10 +347,16 @@ pub const SYSTEMS: &[System] = &[
                 "tests/suite/node_policies.rs",
                 "antman_gives_opportunistic_jobs_the_pauses_until_they_do_harm",
             ),
+            Test(
+                "tests/suite/coordinator.rs",
+                "an_opportunistic_job_shrinks_for_a_guaranteed_one_and_grows_when_it_is_gone",
+            ),
+            Script("scripts/bench/policies --only antman"),
             Script("scripts/bench/protect"),
         ],
         fitted: "",
-        missing: "its memory coordinator: quotas shrink on request, not by themselves",
+        missing: "memory of jobs that were not started as evictable; arrays, pools and exported handles \
+                  of opportunistic jobs, which stay on the device",
     },
     System {
         name: "MLFS (CoNEXT'20)",
@@ -381,12 +391,21 @@ pub const SYSTEMS: &[System] = &[
             "an_elastic_job_is_asked_to_save_and_goes_on_in_its_new_size",
         )],
         simulator: &[],
-        live: &[Test(
-            "tests/suite/resize.rs",
-            "a_job_saves_at_the_end_of_an_iteration_and_goes_on_without_losing_a_step",
-        )],
+        live: &[
+            Test(
+                "tests/suite/resize.rs",
+                "a_job_saves_at_the_end_of_an_iteration_and_goes_on_without_losing_a_step",
+            ),
+            Test(
+                "tests/suite/resize.rs",
+                "a_worker_joins_a_training_without_a_restart_and_leaves_it_again",
+            ),
+            Script("scripts/bench/elastic"),
+        ],
         fitted: "",
-        missing: "replication to the newcomer without a file; its time and overhead",
+        missing: "live clusters stop and start elastic jobs, and do not let workers join; workers on \
+                  several nodes, and over the links between GPUs; its hybrid scaling of batch and \
+                  learning rate",
     },
     System {
         name: "AFS (NSDI'21)",

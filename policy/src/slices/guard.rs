@@ -26,12 +26,19 @@
 //! and 43 s at 10 ms each. At p = 40 % of the gaps, after a slice of 5 ms the opportunistic tenants
 //! pause for 7.5 ms of gap.
 //!
+//! p is for tenants that are at work: when no guaranteed tenant has wanted the device for a second
+//! the others have all of it, and p begins anew when there is none any more. Otherwise the last
+//! harm that was done to a tenant, or an iteration that it never ended, would keep them out for
+//! ever.
+//!
 //! *Baseline.* The iterations in which no opportunistic tenant ran, as a running mean (a quarter of
 //! each new one), for the present set of guaranteed tenants. Before there are any, it is the solo
 //! time in the view, if the tenant is the only guaranteed one. While there is neither,
 //! opportunistic tenants stay out for `learn_iterations` so that the baseline can be learnt. A
 //! tenant with unknown iterations is protected by its class alone: opportunistic tenants run in its
 //! gaps only, with `beside` too.
+//!
+//! *Memory* is for [`crate::coordinator`]; what is said of it here are its terms.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +47,7 @@ use super::salus::{SURE_PPM, knows_iterations};
 use super::stride::Passes;
 use crate::registry::{Kind, ParamSpec, Registration, Settings};
 use crate::slice::SlicePolicy;
-use crate::slice::{Class, TenantId, TenantView, View};
+use crate::slice::{Class, CoordinatorTerms, TenantId, TenantView, View};
 use crate::turns::Turns;
 use crate::turns::{Order, Rank};
 
@@ -94,6 +101,38 @@ const PARAMS: &[ParamSpec] = &[
         summary: "opportunistic tenants run beside a guaranteed one too, where the device takes several at once",
         kind: Kind::Flag { default: false },
     },
+    ParamSpec {
+        name: "memory",
+        summary: "evictable opportunistic jobs shrink on the device while guaranteed ones need memory",
+        kind: Kind::Flag { default: true },
+    },
+    ParamSpec {
+        name: "memory_keep_percent",
+        summary: "part of the device that is kept free for guaranteed jobs, as far as their limits reach",
+        kind: Kind::Number {
+            min: 0.0,
+            max: 50.0,
+            default: 5.0,
+        },
+    },
+    ParamSpec {
+        name: "memory_band_percent",
+        summary: "between the free part at which jobs shrink and the one at which they may grow",
+        kind: Kind::Number {
+            min: 0.0,
+            max: 50.0,
+            default: 5.0,
+        },
+    },
+    ParamSpec {
+        name: "memory_calm_ms",
+        summary: "how long there is enough before jobs grow",
+        kind: Kind::Number {
+            min: 100.0,
+            max: 3_600_000.0,
+            default: 2000.0,
+        },
+    },
 ];
 
 fn build(settings: &Settings<'_>) -> Box<dyn SlicePolicy> {
@@ -104,8 +143,18 @@ fn build(settings: &Settings<'_>) -> Box<dyn SlicePolicy> {
         breach: 1.0 + settings.number("breach_percent") / 100.0,
         present: 0.0,
         beside: settings.flag("beside"),
+        start: settings.number("start_percent") / 100.0,
+        memory: settings.flag("memory").then(|| {
+            let ppm = |name| (settings.number(name) * 10_000.0) as u32;
+            CoordinatorTerms {
+                keep_ppm: ppm("memory_keep_percent"),
+                band_ppm: ppm("memory_band_percent"),
+                calm_ns: (settings.number("memory_calm_ms") * 1e6) as u64,
+            }
+        }),
         learn_iterations: settings.number("learn_iterations") as u64,
         at_ns: None,
+        quiet_since_ns: None,
         tokens_ns: 0.0,
         spent: false,
         watched: BTreeMap::new(),
@@ -121,6 +170,9 @@ const CALM_ITERATIONS: u32 = 10;
 const STEP: f64 = 0.02;
 /// Below this part it is none.
 const LEAST: f64 = 0.01;
+/// TIMEOUT: a guaranteed tenant that has not wanted the device for so long is doing something else.
+/// What it was slowed down by is over, and there is nothing to learn from it.
+const QUIET_NS: u64 = 1_000_000_000;
 /// How much of the difference a new iteration teaches.
 const LEARNT_BY: f64 = 0.25;
 
@@ -137,8 +189,14 @@ struct Guard {
     /// The same while a baseline is learnt: none then.
     pub(crate) present: f64,
     pub(crate) beside: bool,
+    /// What `part` is at first, and once nobody is there to be protected.
+    start: f64,
+    /// How memory is divided; `None`: it is not.
+    pub(crate) memory: Option<CoordinatorTerms>,
     pub(crate) learn_iterations: u64,
     pub(crate) at_ns: Option<u64>,
+    /// Since when no guaranteed tenant has wanted the device.
+    pub(crate) quiet_since_ns: Option<u64>,
     /// Device time that opportunistic tenants may use now, in nanoseconds.
     pub(crate) tokens_ns: f64,
     /// They have used their tokens up and wait until there are some again.
@@ -229,6 +287,13 @@ impl Guard {
             .all(knows_iterations)
     }
 
+    /// The guaranteed tenants have not wanted the device for so long that nobody is protected by
+    /// leaving it to them.
+    fn is_quiet(&self, view: &View<'_>) -> bool {
+        self.quiet_since_ns
+            .is_some_and(|since_ns| view.now_ns >= since_ns.saturating_add(QUIET_NS))
+    }
+
     fn half_slice_ns(view: &View<'_>) -> f64 {
         f64::from(view.quantum.max_us) * 500.0
     }
@@ -277,7 +342,17 @@ impl Order for Guard {
         }
         self.classes.retain(|id, _| view.tenant(*id).is_some());
         let gap = !guaranteed().any(TenantView::is_ready);
-        let part = if self.learns(view, solo) {
+        if guaranteed().next().is_none() {
+            self.part = self.start.max(self.part);
+        }
+        self.quiet_since_ns = if gap {
+            self.quiet_since_ns.or(Some(view.now_ns))
+        } else {
+            None
+        };
+        let part = if guaranteed().next().is_none() || self.is_quiet(view) {
+            1.0
+        } else if self.learns(view, solo) {
             0.0
         } else {
             self.part
@@ -319,7 +394,7 @@ impl Order for Guard {
             .filter(|tenant| tenant.class == Class::Opportunistic && tenant.is_ready());
         wanting.next()?;
         if self.present <= 0.0 {
-            return None;
+            return self.quiet_since_ns.map(|ns| ns.saturating_add(QUIET_NS));
         }
         let in_ns = if self.spent {
             (Self::half_slice_ns(view) - self.tokens_ns) / self.present
@@ -333,5 +408,9 @@ impl Order for Guard {
 
     fn debt_ns(&self, id: TenantId) -> Option<i64> {
         self.passes.debt_ns(id)
+    }
+
+    fn coordinates(&self) -> Option<CoordinatorTerms> {
+        self.memory
     }
 }

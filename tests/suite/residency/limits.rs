@@ -149,8 +149,8 @@ fn host_memory_is_made_ready_before_it_is_needed_within_the_budget() {
     let mut host = Host::with(&[], false, Some(BUDGET));
     let mode = |prepare| ResidencyMode {
         evictable: true,
-        overflow: false,
         prepare,
+        ..ResidencyMode::default()
     };
     let ids: Vec<String> = (0..3)
         .map(|_| host.take(&format!("alloc {}", 64 * MIB)))

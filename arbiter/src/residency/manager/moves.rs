@@ -192,6 +192,7 @@ impl ResidencyManager {
 
     /// A move is over, one way or the other.
     pub(super) fn conclude(&mut self, now_ns: u64, id: TenantId, verb: Verb) {
+        let resident = self.resident_bytes(id);
         let Some(record) = self.records.get_mut(&id) else {
             return;
         };
@@ -199,9 +200,16 @@ impl ResidencyManager {
         record.by_hand = false;
         record.figures.ended_ns = now_ns;
         match verb {
-            Verb::Fit => record.fitted_ns = now_ns,
+            Verb::Fit => {
+                record.fitted_ns = now_ns;
+                record.fitted = (!record.figures.failed).then_some((record.fits_to, resident));
+                self.tell_of_fit(id);
+            }
             Verb::Evict | Verb::Restore => record.since_ns = now_ns,
         }
+        let Some(record) = self.records.get_mut(&id) else {
+            return;
+        };
         if record.figures.failed {
             return;
         }

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use channel::Verb;
 use channel::arbiter::ClientPages;
+use policy::coordinator::Cause;
 use policy::residency::{Arbitration, ResidentJob, Standing};
 use policy::{Class, TenantId};
 
@@ -44,6 +45,10 @@ pub struct ResidencyStatus {
     pub moved_in_bytes: u64,
     pub standing: Standing,
     pub parked: bool,
+    /// It shrinks for others, and is not evicted for them.
+    pub shrinks: bool,
+    /// Less of it may be on the device than it has, and why: so many bytes of what can be moved.
+    pub shrunk_to: Option<(u64, Cause)>,
     /// Nothing is under way.
     pub settled: bool,
     pub figures: Figures,
@@ -66,6 +71,13 @@ pub enum News {
         id: TenantId,
         verb: Verb,
         why: String,
+    },
+    /// It has more or less of its memory on the device, so that all have their part.
+    Fitted {
+        id: TenantId,
+        from_bytes: u64,
+        to_bytes: u64,
+        cause: Cause,
     },
     /// It is left aside, or no longer.
     Parked { id: TenantId, parked: bool },
@@ -144,6 +156,12 @@ impl ResidencyManager {
             moved_in_bytes: sum(|f| f.moved_in_bytes),
             standing: record.standing,
             parked: self.arbitration.is_parked(id),
+            shrinks: self.cap(id).is_some(),
+            shrunk_to: self.cap(id).and_then(|cap| {
+                let movable = sum(|f| f.evictable_bytes);
+                let bytes = cap.bytes.filter(|bytes| *bytes < movable)?;
+                Some((bytes, cap.cause))
+            }),
             settled: record.phase == Phase::Settled,
             figures: record.figures,
         })

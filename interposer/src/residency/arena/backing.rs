@@ -6,7 +6,7 @@ use super::Arena;
 use crate::attachment::client;
 use crate::metering::Meter;
 use crate::residency::chunk::{self, Chunk, GRANULE, Mapping, Place};
-use crate::residency::{copy_streams, engine, host};
+use crate::residency::{cap, copy_streams, engine, host};
 
 impl Arena {
     /// Takes addresses and puts physical memory behind them, a chunk for each of `parts`; all or
@@ -90,6 +90,31 @@ impl Arena {
         Ok((start, ids))
     }
 
+    /// As [`back`](Self::back); where the device's memory is divided, beyond this job's part of it
+    /// and where the device is full in host memory, as long as that has space.
+    pub(super) fn back_within_cap(
+        &self,
+        meter: &Meter,
+        parts: &[u64],
+        on_device: bool,
+    ) -> Result<(u64, Vec<u64>), CUresult> {
+        let device = meter.device();
+        if !on_device || !cap::holds(device) {
+            return self.back(meter, parts, on_device);
+        }
+        if cap::is_reached(device, parts.iter().sum())
+            && let Ok(made) = self.back(meter, parts, false)
+        {
+            return Ok(made);
+        }
+        match self.back(meter, parts, true) {
+            Err(full @ CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
+                self.back(meter, parts, false).map_err(|_| full)
+            }
+            made => made,
+        }
+    }
+
     /// Gives the kept empty chunk back; false where there is none.
     pub(super) fn drop_spare(&self, meter: &Meter) -> bool {
         let gone = {
@@ -130,7 +155,7 @@ impl Arena {
 }
 
 /// Whether the host budget, and the host, have space for `bytes` more.
-fn host_has_space(bytes: u64) -> bool {
+pub(in crate::residency) fn host_has_space(bytes: u64) -> bool {
     let _errno = crate::ground::errno::Preserve::new();
     host::check(bytes).is_ok()
         && client::current().is_some_and(|attached| {
