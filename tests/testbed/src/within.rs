@@ -27,8 +27,8 @@ pub trait CommandWithin {
     fn status_within(&mut self, limit: Duration) -> ExitStatus;
 }
 
-/// As [`Command::spawn`], but a file that a test has just written starts: another thread's child may
-/// hold it open for writing until it executes its own program.
+/// As [`Command::spawn`], but a file that a test has just written starts: until it executes its own
+/// program, another thread's child may hold it open for writing.
 ///
 /// # Errors
 /// As [`Command::spawn`]; the file is still being written after [`PATIENCE`].
