@@ -259,7 +259,8 @@ const TUTORIALS: [&str; 6] = [
 ];
 
 /// These need more than a sandbox: a script of their own runs their commands.
-const BY_SCRIPTS: [(&str, &str); 2] = [
+const BY_SCRIPTS: [(&str, &str); 3] = [
+    ("tutorials/kubernetes.md", "scripts/k8s"),
     ("tutorials/ray.md", "scripts/ray"),
     ("tutorials/slurm.md", "scripts/slurm"),
 ];

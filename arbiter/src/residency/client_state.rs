@@ -105,6 +105,8 @@ pub struct ClientStateMachine {
     /// Number of the last order.
     number: u64,
     order: Option<Sent>,
+    /// An order of the arbiter before, of whose end nothing was heard.
+    before: Option<u64>,
     /// The client says that it may run before the restore under way is over.
     has_begun: bool,
     footprint: Footprint,
@@ -137,6 +139,8 @@ impl ClientStateMachine {
         );
         let mut new = Self {
             number: answer.number,
+            before: matches!(answer.state, OrderState::Working | OrderState::Begun)
+                .then_some(answer.number),
             state: if moved {
                 State::Evicted
             } else {
@@ -188,6 +192,7 @@ impl ClientStateMachine {
         // A stranger's number may be anything; it has to fit the answer's 48 bits.
         self.number = (self.number % (1 << 47)) + 1;
         self.has_begun = false;
+        self.before = None;
         self.footprint = pages.client.footprint(device);
         self.state = match verb {
             Verb::Evict => State::Evicting,
@@ -281,6 +286,14 @@ impl ClientStateMachine {
 
     /// Takes the client's word for where its memory is, while nothing is asked of it.
     fn settle(&mut self, pages: &ClientPages, device: usize) {
+        // The answer first: the footprint is written before it.
+        if let (Some(before), Some(answer)) = (self.before, pages.client.answer(device))
+            && answer.number == before
+            && matches!(answer.state, OrderState::Partly | OrderState::Resident)
+            && self.state == State::Evicted
+        {
+            self.state = State::Resident;
+        }
         self.footprint = pages.client.footprint(device);
         match self.state {
             State::Failed => {}
@@ -554,6 +567,47 @@ mod tests {
             .device(0)
             .and_then(|device| device.order());
         assert!(order.is_some_and(|order| order.number <= 1 << 47));
+    }
+
+    #[test]
+    fn a_fit_that_the_earlier_arbiter_did_not_see_the_end_of_leaves_its_client_usable() {
+        for (end, state) in [
+            (OrderState::Partly, State::Partly),
+            (OrderState::Resident, State::Partly),
+            (OrderState::Refused, State::Evicted),
+            (OrderState::Evicted, State::Evicted),
+        ] {
+            let mut bench = Bench::new(GIB / 2);
+            let said = |state| Answer {
+                number: 41,
+                state,
+                reason: Reason::None,
+            };
+            let want = |bench: &Bench, answer| {
+                bench.pages.client.want(0).expect("device").answer(answer);
+            };
+            want(&bench, said(OrderState::Working));
+            bench.machine = ClientStateMachine::new(&bench.pages, 0);
+            bench.machine.look(MS, &bench.pages, 0);
+            assert_eq!(bench.machine.state(), State::Evicted);
+            want(&bench, said(end));
+            bench.machine.look(2 * MS, &bench.pages, 0);
+            assert_eq!(bench.machine.state(), state, "{end:?}");
+        }
+        // An answer to an order of ours is no news of theirs.
+        let mut bench = Bench::new(GIB / 2);
+        bench.pages.client.want(0).expect("device").answer(Answer {
+            number: 41,
+            state: OrderState::Working,
+            reason: Reason::None,
+        });
+        bench.machine = ClientStateMachine::new(&bench.pages, 0);
+        let number = bench.give(MS, Verb::Evict);
+        bench.says(2 * MS, 41, OrderState::Partly, Reason::None);
+        assert_eq!(bench.machine.state(), State::Evicting);
+        bench.says(3 * MS, number, OrderState::Evicted, Reason::None);
+        bench.machine.look(4 * MS, &bench.pages, 0);
+        assert_eq!(bench.machine.state(), State::Evicted);
     }
 
     #[test]

@@ -139,7 +139,7 @@ mod tests {
             .map(|route| (route.method.to_owned(), route.path.clone()))
             .collect();
         assert_eq!(described, served);
-        assert_eq!(served.len(), 15);
+        assert_eq!(served.len(), 16);
         for route in ROUTES.iter() {
             let operation = &document["paths"][&route.path][route.method.to_lowercase()];
             assert_eq!(

@@ -120,11 +120,16 @@ fn run() {
     let mut host_copies_idle_since_ns = now_ns();
     let mut reported_ns = 0;
     let mut looks = last_use::Looks::default();
+    let mut before: Option<&'static Attached> = None;
     while !process::exiting() {
         let Some(attached) = client::current() else {
             clock::pause(STEP);
             continue;
         };
+        if before.is_some_and(|before| !std::ptr::eq(before, attached)) {
+            stand(attached);
+        }
+        before = Some(attached);
         let seen = attached.end.arbiter.orders();
         if now_ns().saturating_sub(reported_ns) > TELL_NS {
             let mut kinds = crate::metering::kinds(attached);
@@ -208,6 +213,29 @@ fn say(attached: &Attached, device: usize, number: u64, state: OrderState, reaso
         });
         if state != OrderState::Working {
             attached.end.ring();
+        }
+    }
+}
+
+/// To an arbiter that has taken over from another one: what that one ordered last is under way no
+/// more. Where all is usable that is said, for the new one knows neither the order nor its end.
+fn stand(attached: &Attached) {
+    if engine::anything_out() {
+        return;
+    }
+    for device in 0..MAX_DEVICES {
+        let answer = attached.end.client.answer(device).unwrap_or_default();
+        let open = matches!(
+            answer.state,
+            OrderState::Working | OrderState::Begun | OrderState::Refused
+        );
+        if open {
+            let state = if engine::anything_on_host(device) {
+                OrderState::Partly
+            } else {
+                OrderState::Resident
+            };
+            say(attached, device, answer.number, state, Reason::None);
         }
     }
 }

@@ -351,7 +351,7 @@ pub const SYSTEMS: &[System] = &[
                 "tests/suite/coordinator.rs",
                 "an_opportunistic_job_shrinks_for_a_guaranteed_one_and_grows_when_it_is_gone",
             ),
-            Script("scripts/bench/policies --only antman"),
+            POLICIES,
             Script("scripts/bench/protect"),
         ],
         fitted: "",
