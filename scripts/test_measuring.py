@@ -28,6 +28,7 @@ import sharing  # noqa: E402
 # Each with what makes it quick, or why it is not run here.
 MEASURING = {
     "scripts/accounting": "starts jobs",
+    "scripts/bench/elastic": "takes minutes",
     "scripts/bench/engines": "starts a Slurm, takes minutes",
     "scripts/bench/fairness": "takes minutes",
     "scripts/bench/interfere": "takes minutes",

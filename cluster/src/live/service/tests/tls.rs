@@ -472,7 +472,7 @@ fn a_hook_that_demands_certificates_serves_nobody_whose_one_it_does_not_know() {
 }
 
 #[test]
-fn a_connection_shows_its_certificate_again_when_it_is_old_and_when_others_are_believed() {
+fn old_connections_show_their_certificates_again() {
     // With no time at all each answer is a connection's last one.
     for lasts in [server::HOUR, Duration::ZERO] {
         let (place, other) = (Place::new(), Place::new());
