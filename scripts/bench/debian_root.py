@@ -6,11 +6,9 @@ import re
 import shutil
 import subprocess
 
+from trial import Skipped
+
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "sublet"
-
-
-class Skipped(Exception):
-    """What a test needs cannot be had here."""
 
 
 def command(words, patience, **more):

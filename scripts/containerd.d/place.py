@@ -12,7 +12,7 @@ import tarfile
 import time
 
 import debian_root
-from debian_root import Skipped
+from trial import Failure, Skipped, alive, until
 
 SUITE = "forky"
 PACKAGES = ["containerd", "runc", "mount", "busybox-static"]
@@ -24,31 +24,6 @@ PAUSE, IMAGE = "docker.io/local/pause:1", "docker.io/local/programs:1"
 # A state of CRI's.
 RUNNING = 1
 HERE = pathlib.Path(__file__).resolve().parent
-
-
-class Failure(Exception):
-    """Something did not happen."""
-
-
-def until(what, holds, patience=30.0):
-    """What `holds` answers once that is true."""
-    end = time.monotonic() + patience
-    while True:
-        found = holds()
-        if found:
-            return found
-        if time.monotonic() > end:
-            raise Failure(f"{what}: not within {patience:.0f} s")
-        time.sleep(0.02)
-
-
-def alive(pid):
-    """Whether a process is there and no zombie."""
-    try:
-        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def layer(files, links=()):

@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 
-from debian_root import Skipped
+from trial import Failure, Skipped, until
 
 CLONE_NEWNET = 0x40000000
 CLONE_NEWNS = 0x00020000
@@ -23,31 +23,6 @@ CLONE_NEWNS = 0x00020000
 ADDRESS, NETWORK = "10.0.0.1", "10.0.0."
 API, ETCD, SCHEDULER, EXTENDER = 16443, 23790, 10259, 7071
 RESOURCE = "sublet.dev/gpu-mem-gib"
-
-
-class Failure(Exception):
-    """Something did not happen."""
-
-
-def until(what, holds, patience=60.0):
-    """What `holds` answers once that is true."""
-    end = time.monotonic() + patience
-    while True:
-        found = holds()
-        if found:
-            return found
-        if time.monotonic() > end:
-            raise Failure(f"{what}: not within {patience:.0f} s")
-        time.sleep(0.05)
-
-
-def alive(pid):
-    """Whether a process is there and no zombie."""
-    try:
-        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def run(*words, env=None, patience=60):

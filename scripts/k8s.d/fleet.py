@@ -8,7 +8,8 @@ import threading
 import time
 
 import sharing
-from control_plane import RESOURCE, ApiError, Failure, Watch, until
+from control_plane import RESOURCE, ApiError, Watch
+from trial import Failure, until
 
 GPUS, GIB = 2, 80
 # What pods ask for: GiB and share. Together they take about three quarters of the memory of half

@@ -8,7 +8,8 @@ import subprocess
 import time
 
 import sharing
-from control_plane import RESOURCE, Failure, alive, until
+from control_plane import RESOURCE
+from trial import Failure, alive, until
 from fleet import message
 from nodes import IMAGE
 

@@ -4,6 +4,7 @@
 # network and process namespaces that end with it. SHARED and BINARIES are seen at their own paths.
 # The interface eth0 is put into its network from outside.
 set -eu
+. "${0%/*}/../bench/root.sh"
 root=$1 shared=$2 dir=$3 name=$4 address=$5 binaries=$6
 tries=0
 until ip link show eth0 >/dev/null 2>&1; do
@@ -15,22 +16,7 @@ ip link set lo up
 ip address add "$address/24" dev eth0
 ip link set eth0 up
 ip route add default dev eth0
-mount --bind "$root" "$root"
-mkdir -p "$root$shared" "$root$binaries"
-mount --bind "$shared" "$root$shared"
-mount --bind "$binaries" "$root$binaries"
-cd "$root"
-mount -t proc proc proc
-mount --rbind /sys sys
-mount --rbind /dev dev
-mkdir -p .old
-# runc wants a root that it can leave: a chroot is none.
-pivot_root . .old
-cd /
-PATH=/usr/sbin:/usr/bin:/sbin:/bin
-export PATH
-umount -l .old
-mount -t tmpfs tmpfs /run
+enter_root "$root" "$shared" "$binaries"
 # A kubelet writes these at its start. They are the whole machine's.
 for setting in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops \
     kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do

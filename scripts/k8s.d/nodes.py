@@ -11,8 +11,8 @@ import time
 
 import place
 import servers
-from control_plane import ADDRESS, API, NETWORK, RESOURCE, Failure, alive, run, until
-from debian_root import Skipped
+from control_plane import ADDRESS, API, NETWORK, RESOURCE, run
+from trial import Failure, Skipped, alive, until
 
 HERE = pathlib.Path(__file__).resolve().parent
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "hugetlb", "net_cls", "net_prio", "perf_event", "systemd")

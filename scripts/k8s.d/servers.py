@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 
 import debian_root
-from debian_root import Skipped
+from trial import Skipped
 
 VERSION = "1.20.2"
 NAMES = ("kube-apiserver", "kube-scheduler", "kubelet", "kubectl")

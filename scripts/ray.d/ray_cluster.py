@@ -7,12 +7,13 @@ import json
 import os
 import pathlib
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+
+from trial import Failure, Skipped, alive, until
 
 HERE = pathlib.Path(__file__).resolve().parent
 PLUGINS = '[{"class": "sublet.ray.Plugin"}]'
@@ -24,35 +25,6 @@ ADDRESS = "10.0.0.1"
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 # The least that Ray takes.
 STORE_BYTES = 80_000_000
-
-
-class Skipped(Exception):
-    """Ray cannot be had here."""
-
-
-class Failure(Exception):
-    """Something did not happen."""
-
-
-def until(what, holds, patience=60.0):
-    """What `holds` answers once that is true."""
-    end = time.monotonic() + patience
-    while True:
-        found = holds()
-        if found:
-            return found
-        if time.monotonic() > end:
-            raise Failure(f"{what}: not within {patience:.0f} s")
-        time.sleep(0.05)
-
-
-def alive(pid):
-    """Whether a process is there and no zombie."""
-    try:
-        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def started(pid):

@@ -9,7 +9,7 @@ import pathlib
 import subprocess
 import time
 
-from slurm_cluster import Failure, Skipped
+from trial import Failure, Skipped
 
 CLONE_NEWNET = 0x40000000
 CLONE_NEWNS = 0x00020000

@@ -3,26 +3,14 @@
 # named HOST that has each directory of SHARED at its own path. Runs in mount, network, process and
 # host name namespaces that end with it.
 set -eu
+. "${0%/*}/../bench/root.sh"
 root=$1 host=$2
 shift 2
-mount --bind "$root" "$root"
+enter_root "$root" "$@"
 while [ "$1" != -- ]; do
-    mkdir -p "$root$1"
-    mount --bind "$1" "$root$1"
     shift
 done
 shift
-cd "$root"
-mount -t proc proc proc
-mount --rbind /sys sys
-mount --rbind /dev dev
-mkdir -p .old
-pivot_root . .old
-cd /
-PATH=/usr/sbin:/usr/bin:/sbin:/bin
-export PATH
-umount -l .old
-mount -t tmpfs tmpfs /run
 echo "$host" >/proc/sys/kernel/hostname
 ip link set lo up
 # Newer Slurms ask for addresses of a kind that the machine has besides loopback's.

@@ -5,7 +5,7 @@ import pathlib
 import subprocess
 
 import debian_root
-from debian_root import Skipped
+from trial import Skipped
 
 # Which suite has which release. Suites that move are asked for their version.
 SUITES = {"22.05": "bookworm", "24.11": "trixie", "26.05": "forky"}

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import time
 
-from debian_root import Skipped
+from trial import Failure, Skipped, alive, until
 
 PACKAGES = ["slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "liblua5.1-0"]
 PROGRAMS = ["slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue", "scancel", "sinfo"]
@@ -22,10 +22,6 @@ PLUGINS = {"22.05": "22_05", "24.11": "24_11", "26.05": "26_05"}
 # Shards of a simulated GPU of 16 GiB: the rest is for contexts.
 GPU_GIB = 14
 GPUS = 2
-
-
-class Failure(Exception):
-    """Something did not happen."""
 
 
 def install():
@@ -62,18 +58,6 @@ def free_ports(count):
     for one in sockets:
         one.close()
     return ports
-
-
-def until(what, holds, patience=60.0):
-    """What `holds` answers once that is true."""
-    end = time.monotonic() + patience
-    while True:
-        found = holds()
-        if found:
-            return found
-        if time.monotonic() > end:
-            raise Failure(f"{what}: not within {patience:.0f} s")
-        time.sleep(0.05)
 
 
 class Cluster:
@@ -300,12 +284,3 @@ def stepd_above(pid):
             return None
         pid = int(stat.rsplit(")", 1)[1].split()[1])
     return None
-
-
-def alive(pid):
-    """Whether a process is there and no zombie."""
-    try:
-        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rsplit(")", 1)[1].split()[0] != "Z"

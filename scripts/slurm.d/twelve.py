@@ -12,7 +12,8 @@ import subprocess
 import time
 
 import sharing
-from slurm_cluster import GPUS, Cluster, Failure, until
+from slurm_cluster import GPUS, Cluster
+from trial import Failure, until
 
 # Every third one is heavy, and all are submitted at once.
 JOBS = ["heavy", "light", "light"] * 4

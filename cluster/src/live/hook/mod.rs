@@ -199,7 +199,7 @@ pub struct Hook {
     unlearnt: Unlearnt,
     next_learn_s: f64,
     /// When a word was last said about what a node reports.
-    doubted_s: BTreeMap<String, f64>,
+    doubted_s: BTreeMap<(String, &'static str), f64>,
     watches: BTreeMap<u64, Watch>,
     trials: BTreeMap<(u64, u64), Trial>,
     /// Held back for a moment, so that the job beside it can be measured solo.

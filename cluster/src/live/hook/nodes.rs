@@ -647,7 +647,7 @@ impl Hook {
         self.give_up(node, "its node was given up");
         self.nodes.remove(node);
         self.refusals.remove(node);
-        self.doubted_s.remove(node);
+        self.doubted_s.retain(|(name, _), _| name != node);
         self.orders.remove(node);
         self.changes.nodes.retain(|record| record.name != node);
         self.changes.dropped_nodes.push(node.to_owned());

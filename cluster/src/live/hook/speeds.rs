@@ -117,8 +117,8 @@ impl Hook {
     }
 
     /// A word about a node, once in a while for each matter.
-    pub(super) fn doubt_about(&mut self, node: &str, matter: &str, text: String) {
-        let key = format!("{node}\n{matter}");
+    pub(super) fn doubt_about(&mut self, node: &str, matter: &'static str, text: String) {
+        let key = (node.to_owned(), matter);
         let last = self.doubted_s.get(&key).copied();
         if last.is_some_and(|last| self.now_s < last + WORD_S) {
             return;

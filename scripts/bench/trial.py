@@ -1,0 +1,33 @@
+"""What scripts share that try sublet inside other people's systems: how a trial ends, waits with a limit, and who is alive."""
+
+import pathlib
+import time
+
+
+class Skipped(Exception):
+    """What a test needs cannot be had here."""
+
+
+class Failure(Exception):
+    """Something did not happen."""
+
+
+def until(what, holds, patience=60.0):
+    """What `holds` answers once that is true."""
+    end = time.monotonic() + patience
+    while True:
+        found = holds()
+        if found:
+            return found
+        if time.monotonic() > end:
+            raise Failure(f"{what}: not within {patience:.0f} s")
+        time.sleep(0.05)
+
+
+def alive(pid):
+    """Whether a process is there and no zombie."""
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"
