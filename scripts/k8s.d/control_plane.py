@@ -9,12 +9,12 @@ import json
 import os
 import pathlib
 import secrets
-import signal
 import ssl
 import subprocess
 import threading
 import time
 
+from programs import Programs
 from trial import Failure, Skipped, until
 
 CLONE_NEWNET = 0x40000000
@@ -174,40 +174,18 @@ class Watch:
         self.thread.join()
 
 
-class ControlPlane:
+class ControlPlane(Programs):
     """The servers, all below one directory."""
 
     def __init__(self, directory, binaries, root, sublet, env):
         self.dir, self.binaries, self.root = pathlib.Path(directory), pathlib.Path(binaries), pathlib.Path(root)
-        self.sublet, self.env = sublet, env
-        self.logs = self.dir / "log"
+        super().__init__(self.dir / "log", env)
+        self.sublet = sublet
         self.logs.mkdir()
-        self.started = {}
         self.token = secrets.token_hex(16)
         self.token_file = self.dir / "api-token"
         self.kubeconfig, self.hook_url, self.client = self.dir / "kubeconfig", "", None
         self.certificates = self.dir / "lab"
-
-    def start_one(self, name, *words, env=None):
-        log = open(self.logs / f"{name}.log", "a")
-        child = subprocess.Popen([str(word) for word in words], env=env or self.env, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        self.started[name] = child
-        return child
-
-    def said(self, name):
-        log = self.logs / f"{name}.log"
-        return log.read_text(errors="replace") if log.exists() else ""
-
-    def end_one(self, name, how=signal.SIGTERM):
-        child = self.started.pop(name, None)
-        if child and child.poll() is None:
-            child.send_signal(how)
-            try:
-                child.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                # kube-apiserver waits a minute for those who still ask.
-                child.kill()
-                child.wait()
 
     def write_private(self, path, text):
         with open(path, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:

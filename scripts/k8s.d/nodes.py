@@ -12,6 +12,7 @@ import time
 import place
 import servers
 from control_plane import ADDRESS, API, NETWORK, RESOURCE, run
+from programs import Programs
 from trial import Failure, Skipped, alive, until
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -21,7 +22,7 @@ IMAGE = place.IMAGE
 PROGRAMS = ("load", "tenant")
 
 
-class Node:
+class Node(Programs):
     """One of them."""
 
     def __init__(self, site, number):
@@ -30,11 +31,11 @@ class Node:
         self.dir = site.dir / self.name
         self.root, self.link = self.dir / "root", f"to-{self.name}"
         self.group = f"sublet-{secrets.token_hex(4)}-{self.name}"
-        self.child, self.started = None, {}
+        self.child = None
         for name in ("run", "sim", "logs"):
             (self.dir / name).mkdir(parents=True, mode=0o700)
-        self.env = {**site.plain, "SUBLET_RUNTIME_DIR": str(self.dir / "run"), "SUBLET_SIM_STATE": str(self.dir / "sim")}
-        self.env |= {"SUBLET_SIM_CAPACITY": "16GiB", "SUBLET_SIM_CONTEXT": "0B"}
+        env = {**site.plain, "SUBLET_RUNTIME_DIR": str(self.dir / "run"), "SUBLET_SIM_STATE": str(self.dir / "sim")}
+        super().__init__(self.dir, env | {"SUBLET_SIM_CAPACITY": "16GiB", "SUBLET_SIM_CONTEXT": "0B"})
         self.kubelet_dir = self.root / "var/lib/kubelet"
 
     def write_config(self):
@@ -163,24 +164,8 @@ state = '/run/containerd'
             self.ctr("-n", "k8s.io", "images", "import", "--snapshotter", "native", self.dir / f"{name}.tar")
 
     def start_one(self, name, *words):
-        log = open(self.dir / f"{name}.log", "a")
-        child = subprocess.Popen([str(word) for word in [self.site.bin / "sublet", *words]], env=self.env, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        self.started[name] = child
-        return child
-
-    def end_one(self, name, how=signal.SIGTERM):
-        child = self.started.pop(name, None)
-        if child and child.poll() is None:
-            child.send_signal(how)
-            try:
-                child.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-
-    def said(self, name):
-        log = self.dir / f"{name}.log"
-        return log.read_text(errors="replace") if log.exists() else ""
+        """Starts one that is sublet's."""
+        return super().start_one(name, self.site.bin / "sublet", *words)
 
     def start_arbiter(self):
         words = ["arbiter", "--cluster", self.plane.hook_url, "--cluster-token-file", self.plane.dir / "hook-token", "--cluster-node", self.name]
