@@ -28,24 +28,26 @@ impl Extender {
     /// There is no thread to be had.
     pub fn tend(self: &Arc<Self>) -> io::Result<()> {
         let own = Arc::clone(self);
-        // Those that asked while nobody was here to answer.
-        let mut before = self.unplaced();
+        let begin = |own: &Self| match own.unplaced() {
+            Ok(refused) => (true, refused),
+            Err(error) => (false, Some(error)),
+        };
+        // Those that asked while nobody was here to answer; where the API server is away, once it
+        // is there.
+        let (mut has_begun, mut wrong) = begin(&own);
         let tend = move || {
             let mut said = None;
             loop {
-                thread::sleep(TENDS);
-                let wrong = match before {
-                    Ok(_) => own.look_again(),
-                    // The API server was away: now, then.
-                    Err(_) => {
-                        before = own.unplaced();
-                        before.as_ref().err().cloned()
-                    }
-                };
                 if wrong.is_some() && wrong != said {
                     crate::say!("pods that wait: {}", wrong.as_deref().unwrap_or_default());
                 }
                 said = wrong;
+                thread::sleep(TENDS);
+                if has_begun {
+                    wrong = own.look_again();
+                } else {
+                    (has_begun, wrong) = begin(&own);
+                }
             }
         };
         thread::Builder::new().name("waiting".into()).spawn(tend)?;
@@ -53,8 +55,8 @@ impl Extender {
     }
 
     /// Tells the scheduler of all pods that wait for a place: it may have asked about them while
-    /// nobody answered.
-    fn unplaced(&self) -> Result<(), String> {
+    /// nobody answered. Returns why one of them may not be changed; the others are all the same.
+    fn unplaced(&self) -> Result<Option<String>, String> {
         let api = self.api.until(Instant::now() + self.limit);
         let waiting = "&fieldSelector=spec.nodeName%3D,status.phase%3DPending";
         let pods: Vec<Object> = api
@@ -63,31 +65,39 @@ impl Extender {
         let ours = pods
             .iter()
             .filter(|pod| pod.spec.node_name.is_empty() && matches!(pod.wish(), Ok(Some(_))));
+        let mut refused = None;
         for pod in ours.take(NOTES) {
             // Another one may have placed it since.
-            self.have_asked(&pod.pod(), "the extender has started")?;
+            match self.have_asked(&pod.pod(), "the extender has started") {
+                Ok(()) => {}
+                Err(error @ ApiError::Refused { .. }) => refused = Some(error.to_string()),
+                Err(error) => return Err(error.to_string()),
+            }
         }
-        Ok(())
+        Ok(refused)
     }
 
     /// Looks for space for pods that were refused; says what is wrong.
     fn look_again(&self) -> Option<String> {
         let due = self.waiting.lock().due(Instant::now());
         let end = Instant::now() + self.limit;
+        let mut refused = None;
         for waits in due {
             match self.space(&waits, end) {
                 Ok(None) => {}
                 Ok(Some(node)) => {
                     let notified = self.have_asked(&waits.pod, &format!("{node} has space"));
                     self.waiting.lock().notified(&waits.pod.uid, Instant::now());
-                    if let Err(error) = notified {
-                        return Some(error);
+                    match notified {
+                        Ok(()) => {}
+                        Err(error @ ApiError::Refused { .. }) => refused = Some(error.to_string()),
+                        Err(error) => return Some(error.to_string()),
                     }
                 }
                 Err(error) => return Some(error),
             }
         }
-        None
+        refused
     }
 
     /// A node that a pod which was refused could have now.
@@ -117,10 +127,10 @@ impl Extender {
     }
 
     /// Changes a pod that waits, so that its scheduler asks about it again.
-    fn have_asked(&self, pod: &Pod, why: &str) -> Result<(), String> {
+    fn have_asked(&self, pod: &Pod, why: &str) -> Result<(), ApiError> {
         let api = self.api.until(Instant::now() + self.limit);
         let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
-        let now = api.get(&path).map_err(|error| error.to_string())?;
+        let now = api.get(&path)?;
         let text = |at: &str| now.as_ref()?.pointer(at)?.as_str();
         if text("/metadata/uid") != Some(&pod.uid)
             || text("/spec/nodeName").is_some_and(|at| !at.is_empty())
@@ -139,7 +149,7 @@ impl Extender {
             Ok(_) | Err(ApiError::NotFound { .. } | ApiError::Refused { status: 409, .. }) => {
                 Ok(())
             }
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(error),
         }
     }
 }

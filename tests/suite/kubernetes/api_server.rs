@@ -17,6 +17,8 @@ struct Inner {
     objects: Mutex<BTreeMap<String, Value>>,
     asked: Mutex<Vec<Asked>>,
     away: AtomicBool,
+    /// Changes of what has this in its path are refused; empty: none is.
+    refused: Mutex<String>,
     /// Questions whose path contains this wait; empty: none does.
     held: Mutex<String>,
     let_go: Condvar,
@@ -92,6 +94,11 @@ impl ApiServer {
     pub fn holds(&self, part: &str) {
         part.clone_into(&mut self.inner.held.lock().unwrap());
         self.inner.let_go.notify_all();
+    }
+
+    /// From here on changes of what has this in its path are refused.
+    pub fn refuses(&self, part: &str) {
+        part.clone_into(&mut self.inner.refused.lock().unwrap());
     }
 
     /// From here on it hangs up on everybody, or serves again.
@@ -185,6 +192,10 @@ impl Inner {
                 (200, body)
             }
             "PATCH" => {
+                let refused = self.refused.lock().unwrap();
+                if !refused.is_empty() && path.contains(&*refused) {
+                    return (403, json!({"message": "pods like this stay as they are"}));
+                }
                 let path = path.trim_end_matches("/status");
                 let Some(object) = objects.get_mut(path) else {
                     return missing;

@@ -264,6 +264,28 @@ fn pods_that_asked_while_nobody_answered_are_asked_about_again() {
 }
 
 #[test]
+fn a_pod_that_may_not_be_changed_keeps_nobody_from_hearing_and_nobody_hears_twice() {
+    let first = Extender::start();
+    first.node("n1", ONE);
+    for name in ["a", "locked", "z"] {
+        first.pod(name, 10, None);
+    }
+    first.api.refuses("/pods/locked");
+    let _second = Extender::beside(first.api.clone(), &[]);
+    for name in ["a", "z"] {
+        tests::wait_until("its scheduler is to ask again", || {
+            is_notified(&first, name)
+        });
+    }
+    assert_eq!(is_notified(&first, "locked"), None);
+    // It would be told again within a second.
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    let changes = first.api.changes().into_iter();
+    let of_a = changes.filter(|(method, at, _)| method == "PATCH" && *at == path("a"));
+    assert_eq!(of_a.count(), 1);
+}
+
+#[test]
 fn reasons_of_many_nodes_are_few_lines() {
     let extender = Extender::start();
     let mut args = extender.pod("large", 60, Some("0.5"));
