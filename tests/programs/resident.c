@@ -30,6 +30,7 @@
 //                         cuLaunchKernelEx (2), of a library (3); and waits. The kernel
 //                         is of the file of PTX that RESIDENT_KERNELS names
 //   owned BYTES           as vmm, made for this process alone                        -> STATUS ID
+//   create BYTES FLAGS    cuMemCreate as owned and with these flags, and its release -> STATUS
 //   adapter BYTES  as vmm, made for network adapters to reach  -> STATUS ID
 //   hold ID | let ID      cuMemRetainAllocationHandle of its address | its release   -> STATUS
 //   tokens ID             its tokens for other devices' drivers                      -> STATUS
@@ -119,6 +120,13 @@ static cu_status vmm(struct held *what, int rdma, int shared) {
     cu_status status = CALL("cuMemAddressReserve", &what->address, what->bytes, (size_t)0, (W)0, (W)0);
     if (!status) status = CALL("cuMemCreate", &what->handle, what->bytes, &properties, (W)0);
     return status ? status : map(what);
+}
+
+static cu_status create(size_t bytes, W flags) {
+    struct properties properties = {.type = 1, .location = {1, 0}};
+    W handle = 0;
+    cu_status status = CALL("cuMemCreate", &handle, bytes, &properties, flags);
+    return status ? status : CALL("cuMemRelease", handle);
 }
 
 // What an eviction does, by hand: what knows the pages and not the address does not learn of it.
@@ -237,6 +245,8 @@ int main(void) {
                                    ? CALL("cuMemAlloc_v2", &new->address, new->bytes)
                                    : vmm(new, !strcmp(verb, "adapter"), strcmp(verb, "owned") != 0);
             printf("%d %d\n", status, status ? -1 : count++);
+        } else if (!strcmp(verb, "create")) {
+            printf("%d\n", create(first, second));
         } else if (!strcmp(verb, "free")) {
             printf("%d\n", CALL("cuMemFree_v2", of->address));
         } else if (!strcmp(verb, "fill")) {

@@ -178,6 +178,15 @@ fn memory_by_handle_is_not_refused_for_want_of_space_on_the_device() {
         assert_eq!(b.ask(&format!("fill {id} {id}")), "0");
     }
     is_intact(&mut b, 9);
+    // What the driver refuses is refused on a full device as well.
+    let mut bare = ProgramRun::start(&mut sandbox.bare(programs::program("resident")));
+    assert_eq!(bare.ask("init"), "0");
+    let odd = ["0 0", "67108865 0", "67108864 1"];
+    for words in odd.map(|words| format!("create {words}")) {
+        assert_eq!((b.ask(&words), bare.ask(&words)), ("1".into(), "1".into()));
+    }
+    assert_eq!(b.ask(&format!("create {} 0", 32 * MIB)), "0");
+    drop(bare);
     a.kill();
     is_whole(&sandbox, "b");
     is_intact(&mut b, 9);

@@ -4,6 +4,7 @@ use shim_ffi::*;
 
 use crate::attachment::client;
 use crate::driver::real;
+use crate::gate::capture;
 use crate::metering::{Meter, granules, physical};
 use crate::residency;
 
@@ -65,10 +66,13 @@ pub(crate) unsafe fn cuMemCreate(
         unsafe { (*handle).0 = made };
         Some(CUresult::CUDA_SUCCESS)
     };
+    // What the driver would refuse it is to refuse: that is for the call itself.
+    let is_plain = !handle.is_null() && flags == 0 && bytes != 0 && whole == bytes as u64;
     let may_be_elsewhere = residency::active()
-        && !handle.is_null()
+        && is_plain
         && residency::is_capped(meter.device())
-        && can_be_on_host(properties);
+        && can_be_on_host(properties)
+        && !capture::any();
     let mut placed = (may_be_elsewhere && residency::cap_is_reached(meter.device(), whole))
         .then(elsewhere)
         .flatten();
@@ -119,7 +123,8 @@ unsafe fn own(
 /// Whether memory of these properties is used by its address alone. What is to be exported, or
 /// reached by a network adapter, is what its properties say.
 fn can_be_on_host(properties: &CUmemAllocationProp) -> bool {
-    properties.allocFlags.usage == 0
+    properties.r#type == CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED
+        && properties.allocFlags.usage == 0
         && properties.allocFlags.gpuDirectRDMACapable == 0
         && properties.requestedHandleTypes == CUmemAllocationHandleType::default()
 }
