@@ -278,7 +278,7 @@ fn a_pod_that_may_not_be_changed_keeps_nobody_from_hearing_and_nobody_hears_twic
         });
     }
     assert_eq!(is_notified(&first, "locked"), None);
-    // It would be told again within a second.
+    // It would be notified again within a second.
     std::thread::sleep(std::time::Duration::from_millis(2500));
     let changes = first.api.changes().into_iter();
     let of_a = changes.filter(|(method, at, _)| method == "PATCH" && *at == path("a"));
