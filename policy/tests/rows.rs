@@ -18,7 +18,7 @@ fn hold(rows: &[rows::Row]) {
     }
     let missed: Vec<&str> = (rows.iter())
         .filter(|row| !row.holds())
-        .map(|row| row.name)
+        .map(|row| row.name.as_str())
         .collect();
     assert!(missed.is_empty(), "{missed:?}");
 }
@@ -35,7 +35,7 @@ fn salus_halves_completions_and_equal_jobs_are_equal() {
 
 #[test]
 fn karuna_keeps_deadlines_and_shortens_the_rest() {
-    hold(&rows::karuna::rows());
+    hold(&rows::karuna::rows(1..=96));
 }
 
 #[test]

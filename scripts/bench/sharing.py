@@ -50,9 +50,12 @@ class Account:
         self.reader.start()
 
     def read(self):
+        seen = {}
         for line in self.child.stdout:
             row = json.loads(line)
-            self.rows.append({p["pid"]: p["compute_ns"] for device in row["devices"] for p in device["processes"]})
+            # The device forgets a process that has ended; what it used stays used.
+            seen = {**seen, **{p["pid"]: p["compute_ns"] for device in row["devices"] for p in device["processes"]}}
+            self.rows.append(seen)
             self.times.append(row["mono_ns"])
 
     def close(self):

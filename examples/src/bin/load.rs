@@ -54,6 +54,10 @@ struct Args {
     /// Pause on the host after a burst, in microseconds
     #[arg(long, default_value_t = 0, requires = "burst")]
     pause_us: u64,
+    /// Pause on the host after each kernel of a burst, in microseconds: a host that does not fill
+    /// the device
+    #[arg(long, default_value_t = 0, requires = "burst")]
+    gap_us: u64,
     /// Bursts start at this interval, in microseconds; one that is late makes those behind it late
     #[arg(
         long,
@@ -237,6 +241,9 @@ fn work(
         note(seen);
         for _ in 0..args.burst {
             launch(stream)?;
+            if args.gap_us > 0 {
+                sleep(Duration::from_micros(args.gap_us));
+            }
         }
         if args.step_kernel {
             stream.launch(STEPS, Shape::THREAD, &[out, U64(1)])?;

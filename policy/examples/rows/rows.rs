@@ -14,7 +14,7 @@ pub mod salus;
 
 /// A figure and what it has to be.
 pub struct Row {
-    pub name: &'static str,
+    pub name: String,
     pub value: f64,
     pub unit: &'static str,
     pub limit: Limit,
@@ -29,9 +29,9 @@ pub enum Limit {
 }
 
 impl Row {
-    pub fn new(name: &'static str, value: f64, unit: &'static str, limit: Limit) -> Self {
+    pub fn new(name: impl Into<String>, value: f64, unit: &'static str, limit: Limit) -> Self {
         Self {
-            name,
+            name: name.into(),
             value,
             unit,
             limit,

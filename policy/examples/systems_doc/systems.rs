@@ -602,10 +602,16 @@ pub const SYSTEMS: &[System] = &[
     },
     System {
         name: "Karuna (SIGCOMM'16)",
-        mechanism: &[Test(
-            "policy/src/slices/deadline.rs",
-            "a_job_with_more_work_than_it_said_is_not_left_behind",
-        )],
+        mechanism: &[
+            Test(
+                "policy/src/slices/deadline.rs",
+                "a_job_with_more_work_than_it_said_is_not_left_behind",
+            ),
+            Test(
+                "policy/src/slices/deadline.rs",
+                "jobs_without_a_deadline_take_turns_inside_a_queue",
+            ),
+        ],
         simulator: &[ROWS],
         live: &[
             Test(
@@ -614,9 +620,10 @@ pub const SYSTEMS: &[System] = &[
             ),
             POLICIES,
         ],
-        fitted: "",
-        missing: "the mix as published: 6.3 % of the deadlines missed, where the aim is 5.8 %; with a \
-                  margin of 15 % 5.6 %, but then the others gain 22 %, where the aim is 25 %",
+        fitted: "the margin, 15 % more than just enough, on both mixes of its check; with 5 %, the first \
+                 choice, 6.5 % of the deadlines are missed in the mix as published, in place of 5.7 %, \
+                 and the others gain 28 % in place of 24 %",
+        missing: "the mix as published: the others gain 24.4 %, where the aim is 25 %",
     },
     System {
         name: "Swayam (Middleware'17)",

@@ -8,11 +8,11 @@
 //! time,
 //!
 //! ```text
-//! rate = margin x remaining device time / time left          margin = 1.05
+//! rate = margin x remaining device time / time left          margin = 1.15
 //! ```
 //!
-//! and not the whole device. A job of 2 s with 10 s to go gets 21 % at once, and if it falls behind
-//! the rate rises by itself: with 1 s of work and 1.5 s to go it is 70 %. Under strict priority it
+//! and not the whole device. A job of 2 s with 10 s to go gets 23 % at once, and if it falls behind
+//! the rate rises by itself: with 1 s of work and 1.5 s to go it is 77 %. Under strict priority it
 //! would take all of the first 2 s, and jobs without a deadline would wait that long.
 //!
 //! The rate fills a credit, charges drain it. Order:
@@ -20,8 +20,9 @@
 //! 1. with credit for half a slice (the holder: with any), or with no more time to spare than
 //!    `reserve`: by deadline, the earliest first;
 //! 2. without a deadline: by queue of attained service (up to `first_queue_ms`, then `queue_factor`
-//!    times as much each), inside a queue by arrival. A job that has waited `promote` times as long
-//!    as it has run starts again in the first queue;
+//!    times as much each), inside a queue in turns, as packets of flows pass the queues of a
+//!    switch. A job that has waited `promote` times as long as it has run starts again in the first
+//!    queue;
 //! 3. with a deadline and no credit: they take the time that nobody else wants, the earliest
 //!    deadline first.
 //!
@@ -58,7 +59,7 @@ const PARAMS: &[ParamSpec] = &[
         kind: Kind::Number {
             min: 0.0,
             max: 100.0,
-            default: 5.0,
+            default: 15.0,
         },
     },
     ParamSpec {
@@ -132,6 +133,8 @@ pub(crate) struct Member {
     /// Attained service at which it was promoted last, in nanoseconds.
     since_ns: u64,
     attained_ns: u64,
+    /// When it had the device last, or arrived.
+    served_ns: u64,
     /// It has waited for so long since it ran last, in nanoseconds.
     waited_ns: u64,
     /// Its deadline cannot be met together with the others.
@@ -255,7 +258,13 @@ impl Order for Deadline {
         for tenant in view.tenants {
             let promise = self.promise(tenant, view.now_ns);
             let promote = self.promote;
-            let member = self.members.entry(tenant.id).or_default();
+            let member = self.members.entry(tenant.id).or_insert_with(|| Member {
+                served_ns: tenant.arrived_ns,
+                ..Member::default()
+            });
+            if view.held(tenant.id).is_some() {
+                member.served_ns = view.now_ns;
+            }
             match promise {
                 Promise::Rate { rate, .. } => {
                     // What it did beyond its credit has lowered its rate already.
@@ -280,7 +289,6 @@ impl Order for Deadline {
 
     fn rank(&self, tenant: &TenantView, view: &View<'_>, ahead_ns: u64) -> Option<Rank> {
         let member = self.members.get(&tenant.id)?;
-        let arrived_ns = tenant.arrived_ns;
         Some(match self.promise(tenant, view.now_ns) {
             Promise::Rate {
                 deadline_ns,
@@ -301,7 +309,11 @@ impl Order for Deadline {
             Promise::None => Rank {
                 tier: 1,
                 key: i128::from(self.queue(member, ahead_ns)),
-                tie: arrived_ns,
+                tie: if ahead_ns > 0 {
+                    view.now_ns
+                } else {
+                    member.served_ns
+                },
             },
         })
     }
@@ -332,7 +344,12 @@ impl Order for Deadline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::slice::{Class, Device, QuantumBounds};
+    use crate::slice::{Class, Device, Holder, QuantumBounds};
+
+    const SLICES: QuantumBounds = QuantumBounds {
+        min_us: 2000,
+        max_us: 5000,
+    };
 
     #[test]
     fn a_job_with_more_work_than_it_said_is_not_left_behind() {
@@ -348,10 +365,7 @@ mod tests {
                 now_ns: 9_000_000_000 + at * 5_000_000,
                 tenants: &[dated, free],
                 holders: &[],
-                quantum: QuantumBounds {
-                    min_us: 2000,
-                    max_us: 5000,
-                },
+                quantum: SLICES,
                 device: Device::EXCLUSIVE,
             });
             let its = decision
@@ -363,5 +377,48 @@ mod tests {
         }
         // A twentieth of what it had is a tenth of what is left.
         assert!(turns >= 15, "{turns} of 200 turns");
+    }
+
+    #[test]
+    fn jobs_without_a_deadline_take_turns_inside_a_queue() {
+        let free = |id, arrived_ns| {
+            let mut tenant = TenantView::new(TenantId(id), Class::Guaranteed, 1, true);
+            tenant.arrived_ns = arrived_ns;
+            tenant
+        };
+        let tenants = [free(1, 0), free(2, 1), free(3, 2)];
+        let mut policy = crate::slices::by_name("deadline", &[]).expect("known");
+        // All are in the third queue, from 2 to 8 s.
+        for id in 1..=3 {
+            policy.decide(&View {
+                now_ns: 0,
+                tenants: &tenants,
+                holders: &[],
+                quantum: SLICES,
+                device: Device::EXCLUSIVE,
+            });
+            policy.charge(TenantId(id), 2_500_000_000);
+        }
+        let mut order = Vec::new();
+        let mut holders: Vec<Holder> = Vec::new();
+        for at in 1..=9u64 {
+            let now_ns = at * 5_000_000;
+            let decision = policy.decide(&View {
+                now_ns,
+                tenants: &tenants,
+                holders: &holders,
+                quantum: SLICES,
+                device: Device::EXCLUSIVE,
+            });
+            let next = decision.grant.first().expect("all of them want it").tenant;
+            order.push(next.0);
+            holders = vec![Holder {
+                id: next,
+                since_ns: now_ns,
+                quantum_us: 5000,
+            }];
+            policy.charge(next, 5_000_000);
+        }
+        assert_eq!(order, [1, 2, 3, 1, 2, 3, 1, 2, 3]);
     }
 }

@@ -10,8 +10,8 @@ use policy::cluster::Random;
 use super::*;
 use crate::live::records::{Metered, PairRecord, Solo, solo_key};
 use crate::live::wire::{
-    API_MAJOR, Ack, Device, Ended, JobPhase, Registration, Report, RunReport, Submission, Terms,
-    WaitMatrix,
+    API_MAJOR, Ack, Away, Device, Ended, JobPhase, MAX_OTHERS, Registration, Report, RunReport,
+    Submission, Terms, WaitMatrix,
 };
 
 mod hook;

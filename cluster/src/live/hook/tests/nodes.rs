@@ -399,3 +399,57 @@ fn jobs_of_other_engines_are_shown_while_their_node_reports() {
     });
     assert_eq!(world.hook().status().nodes[0].others, []);
 }
+
+#[test]
+fn each_node_hears_of_its_own_jobs_that_are_to_be_off_its_devices() {
+    let mut world = World::new(&[1, 1], None);
+    world.tick();
+    // As it is written: node, then names.
+    let away = |jobs: &[&str]| Away {
+        nodes: jobs
+            .iter()
+            .map(|line| {
+                let (node, names) = line.split_once(' ').unwrap();
+                let names = names.split(' ').map(ToOwned::to_owned).collect();
+                (node.to_owned(), names)
+            })
+            .collect(),
+    };
+    let wanted_of = |world: &mut World, at: usize| {
+        let (name, now) = (world.nodes[at].name.clone(), world.now());
+        let report = world.nodes[at].report(1.0);
+        world.hook().report(&name, report, now).unwrap().away
+    };
+    assert_eq!(wanted_of(&mut world, 0), None, "nobody has said anything");
+
+    let first = away(&["n0 slurm.7 slurm.8", "elsewhere slurm.9"]);
+    assert_eq!(world.hook().keep_away(first.clone()).unwrap(), first);
+    let of_n0 = Some(vec!["slurm.7".to_owned(), "slurm.8".to_owned()]);
+    assert_eq!(wanted_of(&mut world, 0), of_n0);
+    assert_eq!(wanted_of(&mut world, 1), Some(Vec::new()));
+
+    // What is refused changes nothing.
+    let many: Vec<String> = (0..=MAX_OTHERS).map(|at| format!("slurm.{at}")).collect();
+    let many = Away {
+        nodes: BTreeMap::from([("n0".to_owned(), many)]),
+    };
+    let crowd = Away {
+        nodes: (0..2000).map(|at| (format!("n{at}"), Vec::new())).collect(),
+    };
+    let bad = ["job-1", "slurm.", "slurm.7\n", "../slurm.7", ""];
+    let bad = bad.map(|name| away(&[&format!("n1 slurm.1 {name}")]));
+    for refused in bad.into_iter().chain([many, crowd]) {
+        let said = world.hook().keep_away(refused.clone());
+        assert!(said.is_err(), "{refused:?}");
+        assert_eq!(wanted_of(&mut world, 0), of_n0);
+    }
+
+    world.hook().keep_away(away(&[])).unwrap();
+    assert_eq!(wanted_of(&mut world, 0), Some(Vec::new()), "all come back");
+
+    // Who says it says it again: until then nothing moves.
+    world.hook().keep_away(first).unwrap();
+    world.kill();
+    world.tick();
+    assert_eq!(wanted_of(&mut world, 0), None);
+}
