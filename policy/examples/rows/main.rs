@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     let seeds: Vec<u64> = (1..=24).collect();
     let mut rows = rows::fairness::rows(&seeds);
     rows.extend(rows::salus::rows(&seeds));
-    rows.extend(rows::karuna::rows(rows::karuna::SEEDS));
+    rows.extend(rows::karuna::rows(1..=288));
     rows.extend(rows::carbyne::rows(&seeds));
     if json {
         // As every measuring script: one object on one line.
