@@ -42,8 +42,8 @@ CLAIMS = {
 class Wrong:
     """What was found wrong, by the claim that it breaks."""
 
-    def __init__(self):
-        self.found = {claim: [] for claim in CLAIMS}
+    def __init__(self, texts):
+        self.says, self.found = texts, {claim: [] for claim in texts}
 
     def add(self, claim, text):
         self.found[claim].append(text)
@@ -56,11 +56,19 @@ class Wrong:
         return [text for texts in self.found.values() for text in texts]
 
     def claims(self):
-        return {claim: {"held": not self.found[claim], "text": text, "failures": self.found[claim]} for claim, text in CLAIMS.items()}
+        return {claim: {"held": not self.found[claim], "text": text, "failures": self.found[claim]} for claim, text in self.says.items()}
 
 
 class Failure(Exception):
     """Something that this script promises did not happen."""
+
+
+class HookEnded(Failure):
+    """The hook did not stay: what it said, and its exit status."""
+
+    def __init__(self, text, status):
+        super().__init__(text)
+        self.status = status
 
 
 def example_jobs(target, directory, scale):
@@ -95,8 +103,8 @@ def example_jobs(target, directory, scale):
 class Cluster:
     """Hook and nodes in directories of their own, and everything that was started."""
 
-    def __init__(self, target, packer, seed, say):
-        self.target, self.packer, self.seed, self.say = target, packer, seed, say
+    def __init__(self, target, policies, seed, say, devices=1):
+        self.target, self.policies, self.seed, self.say = target, policies, seed, say
         self.directory = Path(tempfile.mkdtemp(prefix="sublet-cluster-"))
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
         self.hook, self.nodes, self.url = None, {}, None
@@ -111,6 +119,7 @@ class Cluster:
                 "SUBLET_RUNTIME_DIR": str(place / "run"),
                 "SUBLET_SIM_STATE": str(place / "sim"),
                 "SUBLET_SIM_CONTEXT": "0B",
+                "SUBLET_SIM_DEVICES": str(devices),
             }
             command = [target / "sublet", "arbiter", "--cluster", self.url, "--cluster-token-file", self.token, "--cluster-node", name]
             command += ["--cluster-sim"] + (["--cluster-user", "root"] if os.geteuid() == 0 else [])
@@ -127,7 +136,7 @@ class Cluster:
         offset = log.stat().st_size if log.exists() else 0
         command = [
             self.target / "sublet", "cluster", "serve", "--state", self.directory / "hook", "--listen", f"127.0.0.1:{self.port}",
-            "--packer", self.packer, "--placer", "consolidate-relaxed", "--seed", self.seed, "--round", "1s",
+            *self.policies, "--placer", "consolidate-relaxed", "--seed", self.seed, "--round", "1s",
             "--trial-window", f"{WINDOW_S:g}s", "--trial-solo", f"{SOLO_S:g}s", "--node-timeout", "5s", "--grace", "5s",
         ]  # fmt: skip
         with open(log, "a") as out:
@@ -135,7 +144,7 @@ class Cluster:
 
         def hook_address():
             if self.hook.poll() is not None:
-                raise Failure(f"the hook ended: {log.read_text().strip().splitlines()[-1:]}")
+                raise HookEnded(f"the hook ended: {log.read_text()[offset:].strip()}", self.hook.returncode)
             return re.search(r"http://[\d.]+:(\d+)", log.read_text()[offset:])
 
         found = self.wait_for("the hook listens", hook_address)
@@ -164,10 +173,10 @@ class Cluster:
     def decisions(self):
         return json.loads(self.ask("log", "--json"))["decisions"]
 
-    def submit(self, job):
+    def submit(self, job, more=(), once=None):
         name, kind, restartable, command = job
-        flags = ["--name", name, "--kind", kind, *(["--restartable"] if restartable else [])]
-        return int(self.ask("submit", *flags, "--once", name, "--", *command))
+        flags = ["--name", name, "--kind", kind, *(["--restartable"] if restartable else []), *more]
+        return int(self.ask("submit", *flags, "--once", once or name, "--", *command))
 
     def wait_for(self, what, answer, seconds=60.0):
         deadline = time.monotonic() + seconds
@@ -186,6 +195,14 @@ class Cluster:
     def kill_hook(self):
         self.hook.send_signal(signal.SIGKILL)
         self.hook.wait()
+        self.start_hook()
+
+    def next_hook(self, policies):
+        """A hook with other policies on the same state."""
+        if self.hook.poll() is None:
+            self.hook.terminate()
+            self.hook.wait()
+        self.policies = policies
         self.start_hook()
 
     def output(self, job, attempt):
@@ -227,7 +244,7 @@ class Cluster:
 
 def play(target, packer, seed, scale, kill, say, wrong):
     """One run and its figures."""
-    cluster = Cluster(target, packer, seed, say)
+    cluster = Cluster(target, ["--packer", packer], seed, say)
     keep = False
     try:
         order = random.Random(seed)
@@ -255,7 +272,7 @@ def play(target, packer, seed, scale, kill, say, wrong):
             wrong.unless(any(job["beside"] for job in before), "killed", "no pair was there when the hook was killed")
             lost = {job["id"] for job in before} - {job["id"] for job in cluster.jobs()}
             wrong.unless(not lost, "killed", f"jobs {sorted(lost)} are unknown to the hook that followed")
-        jobs = watch(cluster, len(ids), begun, say)
+        jobs = watch(cluster, None, len(ids), begun, say)
         status, log = cluster.status(), cluster.decisions()
         losses, places = set(), set()
         for job in jobs:
@@ -304,11 +321,12 @@ def play(target, packer, seed, scale, kill, say, wrong):
         cluster.close(keep)
 
 
-def watch(cluster, count, begun, say):
-    """Until every job is over; the jobs, in the order of their numbers."""
+def watch(cluster, ids, count, begun, say, look=lambda jobs: None):
+    """Until every job is over, or each of `ids`; these jobs, in the order of their numbers. `look` is shown them each time."""
     shown = 0
     while True:
-        jobs = cluster.jobs()
+        jobs = [job for job in cluster.jobs() if ids is None or job["id"] in ids]
+        look(jobs)
         over = [job for job in jobs if job["phase"] in ("done", "failed", "cancelled")]
         if len(over) == count:
             return sorted(jobs, key=lambda job: job["id"])
@@ -359,7 +377,7 @@ def check_comparison(packed, plain, wrong):
 
 def demo(target, seed, scale, want_json, commit, say):
     say(f"twelve jobs on three arbiters with a simulated GPU each, packed by trial (windows of {WINDOW_S:g} s), seed {seed} ...")
-    wrong = Wrong()
+    wrong = Wrong(CLAIMS)
     packed = play(target, "trial", seed, scale, True, say, wrong)
     say("the same jobs without packing ...")
     plain = play(target, "none", seed, scale, False, say, wrong)

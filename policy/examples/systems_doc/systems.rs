@@ -51,6 +51,7 @@ const SIZERS: Check = Script("scripts/sim/calibrate --only sizers");
 const GOODPUT: Check = Script("scripts/sim/calibrate --only goodput");
 const ROWS: Check = Script("scripts/bench/rows");
 const POLICIES: Check = Script("scripts/bench/policies");
+const EACH: Check = Script("scripts/demo --cluster --each");
 
 const FITTED_DL2: &str = "the network, on the first 900 jobs of a cluster; the check is on the \
                          last 600. Load (1 to 2) and jobs of a trace (100) were chosen for about \
@@ -111,7 +112,7 @@ pub const SYSTEMS: &[System] = &[
             "a_bad_pair_is_refused_and_remembered_in_both_directions",
         )],
         simulator: &[Script("scripts/sim/calibrate --only packers"), PACKERS],
-        live: &[TRIAL_LIVE, Script("scripts/demo --cluster")],
+        live: &[TRIAL_LIVE, Script("scripts/demo --cluster"), EACH],
         fitted: "",
         missing: "migration for affinity; growing into idle GPUs",
     },
@@ -138,6 +139,7 @@ pub const SYSTEMS: &[System] = &[
                 "cluster/src/live/hook/tests/jobs.rs",
                 "how_elastic_jobs_scale_is_measured_and_gpus_go_to_the_one_that_gains",
             ),
+            EACH,
         ],
         fitted: "",
         missing: "parameter servers; losses of live jobs",
@@ -181,7 +183,7 @@ pub const SYSTEMS: &[System] = &[
             ),
         ],
         simulator: &[Script("scripts/sim/systems --only dl2"), EVERY],
-        live: &[LIVE],
+        live: &[LIVE, EACH],
         fitted: FITTED_DL2,
         missing: MISSING_DL2,
     },
@@ -212,6 +214,7 @@ pub const SYSTEMS: &[System] = &[
                 "cluster/src/live/hook/tests/rounds.rs",
                 "users_trade_by_the_speeds_that_were_measured",
             ),
+            EACH,
         ],
         fitted: "",
         missing: "trades between more than two types of GPU; its balancing of jobs over servers",
@@ -286,6 +289,7 @@ pub const SYSTEMS: &[System] = &[
                 "cluster/src/live/hook/tests/rounds.rs",
                 "pairs_that_were_measured_share_a_gpu_and_the_others_are_inferred",
             ),
+            EACH,
         ],
         fitted: "rank and ridge of the completion, on the pairs of the P100; those of the V100 and \
                  the K80 did not choose. With rank 1 and ridges of 1, which nobody chose, hidden \
@@ -420,7 +424,7 @@ pub const SYSTEMS: &[System] = &[
             ),
         ],
         simulator: &[SIZERS],
-        live: &[LIVE],
+        live: &[LIVE, EACH],
         fitted: "",
         missing: "CoDDL's runtime",
     },
@@ -486,6 +490,7 @@ pub const SYSTEMS: &[System] = &[
                 "cluster/src/live/hook/tests/place.rs",
                 "pairs_of_metered_kinds_teach_a_packer_for_other_engines_too",
             ),
+            EACH,
         ],
         fitted: "",
         missing: "its own figures: no public table may be shipped",
@@ -507,7 +512,7 @@ pub const SYSTEMS: &[System] = &[
             ),
         ],
         simulator: &[SIZERS],
-        live: &[LIVE],
+        live: &[LIVE, EACH],
         fitted: "",
         missing: "batch sizes that change with the number of GPUs",
     },
