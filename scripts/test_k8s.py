@@ -132,7 +132,9 @@ class ServersTest(Directory):
         trial.until("all of it has ended", lambda: not any(trial.alive(pid) for pid in pids), 10)
 
     def test_the_script_says_it_in_one_line_and_ends_with_2(self):
-        for words in (["--servers", str(self.directory)], ["--servers", str(self.directory / "none")], ["--transcript", "x"]):
+        folder, none = str(self.directory), str(self.directory / "none")
+        for words in (["--servers", folder], ["--servers", none], ["--transcript", "x"], ["--servers", folder, "--transcript", folder],
+                      ["--servers", folder, "--transcript", f"{none}/x"]):
             done = subprocess.run([ROOT / "scripts/k8s", *words], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
             self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertRegex(done.stderr.splitlines()[-1], "^k8s: (--servers: |error: --transcript: )")
