@@ -13,6 +13,8 @@ use crate::records::{Record, Share};
 /// Capacities of a device, as its slice names them.
 pub const MEMORY: &str = "memory";
 pub const SM: &str = "sm";
+/// The condition that says whether a share is in force.
+const READY: &str = "Ready";
 /// Letters of a claim's name in the name of its job.
 const NAME_CHARS: usize = 40;
 
@@ -36,6 +38,28 @@ pub struct Metadata {
 #[serde(default)]
 pub struct Status {
     pub allocation: Option<Allocation>,
+    /// What drivers have said of what was given.
+    pub devices: Vec<Reported>,
+}
+
+/// What a driver has said of a device.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Reported {
+    pub driver: String,
+    pub pool: String,
+    pub device: String,
+    #[serde(rename = "shareID")]
+    pub share_id: Option<String>,
+    pub conditions: Vec<Condition>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Condition {
+    pub r#type: String,
+    pub status: String,
+    pub last_transition_time: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -215,7 +239,20 @@ impl Claim {
         })
     }
 
+    /// Since when the claim says the same of what was given, if it does.
+    fn since(&self, given: &Given, status: &str) -> Option<&str> {
+        let is_of = |it: &&Reported| {
+            let same = it.driver == given.driver && it.pool == given.pool;
+            same && it.device == given.device && it.share_id == given.share_id
+        };
+        let said = self.status.devices.iter().find(is_of)?;
+        let mut conditions = said.conditions.iter();
+        let ready = conditions.find(|it| it.r#type == READY && it.status == status)?;
+        Some(ready.last_transition_time.as_str()).filter(|time| !time.is_empty())
+    }
+
     /// What the claim's status says of each of our devices; applied to it, it is the driver's part.
+    /// A kubelet asks again and again for what was refused: what is said already changes nothing.
     pub fn report(&self, ready: Result<&Record, &str>, now: &str) -> Value {
         let (status, reason, message) = match ready {
             Ok(_) => ("True", "Prepared", "quota and share are in force"),
@@ -232,11 +269,11 @@ impl Claim {
                 "pool": given.pool,
                 "device": given.device,
                 "conditions": [{
-                    "type": "Ready",
+                    "type": READY,
                     "status": status,
                     "reason": reason,
                     "message": message,
-                    "lastTransitionTime": now,
+                    "lastTransitionTime": self.since(given, status).unwrap_or(now),
                 }],
             });
             if let (Some(id), Some(device)) = (&given.share_id, device.as_object_mut()) {
@@ -354,10 +391,27 @@ mod tests {
         assert_eq!(device["shareID"], "e59bb7b6-4b0b-4566-9c64-1054b8bcec7f");
         assert_eq!(device["conditions"][0]["status"], "True");
         assert_eq!(device["data"]["memoryBytes"], 30 * GIB);
-        let report = claim.report(Err("too much"), "2026-11-24T00:00:00Z");
+        let mut claim = claim;
+        claim.status.devices = serde_json::from_value(report["status"]["devices"].clone()).unwrap();
+        let later = "2026-11-25T00:00:00Z";
+        assert_eq!(claim.report(Ok(&record), later), report, "nothing new");
+        let report = claim.report(Err("too much"), later);
         let condition = &report["status"]["devices"][0]["conditions"][0];
         assert_eq!(condition["status"], "False");
         assert_eq!(condition["message"], "too much");
         assert_eq!(condition["reason"], "Refused");
+        assert_eq!(
+            condition["lastTransitionTime"], later,
+            "it was ready before"
+        );
+        claim.status.devices = serde_json::from_value(report["status"]["devices"].clone()).unwrap();
+        claim.status.devices[0].share_id = Some("another".into());
+        let latest = "2026-11-26T00:00:00Z";
+        let report = claim.report(Err("too much"), latest);
+        let condition = &report["status"]["devices"][0]["conditions"][0];
+        assert_eq!(
+            condition["lastTransitionTime"], latest,
+            "that was another share"
+        );
     }
 }

@@ -197,6 +197,18 @@ mod tests {
     }
 
     #[test]
+    fn a_slice_is_the_one_that_the_trial_of_claims_reads() {
+        let device = Device {
+            index: 0,
+            uuid: "GPU-0".into(),
+            model: "Simulated".into(),
+            usable_bytes: 80 * GIB,
+        };
+        let wanted: Value = serde_json::from_str(include_str!("../data/slice.json")).unwrap();
+        assert_eq!(spec("n1", &[device], 1), wanted);
+    }
+
+    #[test]
     fn a_server_is_asked_where_something_changed_and_now_and_then() {
         let device = Device {
             index: 0,

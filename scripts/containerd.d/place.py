@@ -64,6 +64,35 @@ def archive(path, tag, data, words):
             tar.addfile(entry, io.BytesIO(content))
 
 
+def config(directory, socket, content, cni=None):
+    """The configuration of containerd 2, with what it reads and makes below a directory; `cni` says where networks of pods are described."""
+    networks = f"""  [plugins.'io.containerd.cri.v1.runtime'.cni]
+    bin_dirs = ['/usr/lib/cni']
+    conf_dir = '{cni}'
+""" if cni else ""
+    return f"""version = 3
+root = '{content}'
+state = '/run/containerd'
+[grpc]
+  address = '{socket}'
+[plugins.'io.containerd.cri.v1.runtime']
+  # Without the right to lower a process's score runc fails otherwise.
+  restrict_oom_score_adj = true
+  enable_cdi = true
+  cdi_spec_dirs = ['{directory}/cdi']
+{networks}[plugins.'io.containerd.cri.v1.images']
+  # Also where the folder is on a file system that cannot be stacked.
+  snapshotter = 'native'
+  [plugins.'io.containerd.cri.v1.images'.pinned_images]
+    sandbox = '{PAUSE}'
+[plugins.'io.containerd.nri.v1.nri']
+  disable = false
+  socket_path = '{directory}/nri.sock'
+  plugin_path = '{directory}/nri-plugins'
+  plugin_config_path = '{directory}/nri-conf'
+"""
+
+
 class Containerd:
     """containerd, and a client that asks it as a kubelet does."""
 
@@ -84,36 +113,13 @@ class Containerd:
             raise Skipped(f"containerd {versions['containerd']} is none of {', '.join(RELEASES)} ({tar})")
         return versions
 
-    def config(self):
-        return f"""version = 3
-root = '{self.dir}/content'
-state = '/run/containerd'
-[grpc]
-  address = '{self.socket}'
-[plugins.'io.containerd.cri.v1.runtime']
-  # Without the right to lower a process's score runc fails otherwise.
-  restrict_oom_score_adj = true
-  enable_cdi = true
-  cdi_spec_dirs = ['{self.cdi}']
-[plugins.'io.containerd.cri.v1.images']
-  # Also where the folder is on a file system that cannot be stacked.
-  snapshotter = 'native'
-  [plugins.'io.containerd.cri.v1.images'.pinned_images]
-    sandbox = '{PAUSE}'
-[plugins.'io.containerd.nri.v1.nri']
-  disable = false
-  socket_path = '{self.nri}'
-  plugin_path = '{self.dir}/nri-plugins'
-  plugin_config_path = '{self.dir}/nri-conf'
-"""
-
     def start(self):
         for path in (self.cdi, self.dir / "logs"):
             path.mkdir(exist_ok=True)
-        config = self.dir / "containerd.toml"
-        config.write_text(self.config())
+        configured = self.dir / "containerd.toml"
+        configured.write_text(config(self.dir, self.socket, self.dir / "content"))
         words = ["unshare", "--mount", "--propagation", "private", "--net", "--pid", "--fork", "--kill-child", "sh", HERE / "inside.sh"]
-        words += [self.root, self.dir, config, self.log]
+        words += [self.root, self.dir, configured, self.log]
         env = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
         out = open(self.dir / "inside.log", "w")
         self.child = subprocess.Popen([str(word) for word in words], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)

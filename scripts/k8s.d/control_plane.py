@@ -175,7 +175,12 @@ class Watch:
 
 
 class ControlPlane(Programs):
-    """The servers, all below one directory."""
+    """The servers, all below one directory: those of 1.20. What newer ones have otherwise is in newer.py."""
+
+    # Who may do what among those that the server knows.
+    AUTHORIZATION = "AlwaysAllow"
+    # Those that are ended first, so that nobody waits for one that is gone.
+    FIRST_TO_END = ("scheduler", "extender", "hook", "apiserver", "etcd")
 
     def __init__(self, directory, binaries, root, sublet, env):
         self.dir, self.binaries, self.root = pathlib.Path(directory), pathlib.Path(binaries), pathlib.Path(root)
@@ -186,6 +191,7 @@ class ControlPlane(Programs):
         self.token_file = self.dir / "api-token"
         self.kubeconfig, self.hook_url, self.client = self.dir / "kubeconfig", "", None
         self.certificates = self.dir / "lab"
+        self.kubectl, self.kubelet_folder = self.binaries / "kubectl", self.binaries
 
     def write_private(self, path, text):
         with open(path, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -216,13 +222,17 @@ class ControlPlane(Programs):
         lab = self.certificates
         words = [self.binaries / "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{ETCD}", f"--bind-address={ADDRESS}", f"--advertise-address={ADDRESS}"]
         words += [f"--secure-port={API}", f"--tls-cert-file={lab}/hook.crt", f"--tls-private-key-file={lab}/hook.key", f"--cert-dir={self.dir}/certs"]
-        words += [f"--token-auth-file={self.dir}/tokens.csv", "--authorization-mode=AlwaysAllow", "--allow-privileged=true"]
+        words += [f"--token-auth-file={self.dir}/tokens.csv", f"--authorization-mode={self.AUTHORIZATION}", "--allow-privileged=true"]
         # Without a controller manager nobody makes accounts or takes the taint of a new node away.
         words += ["--disable-admission-plugins=ServiceAccount,TaintNodesByCondition"]
         words += ["--service-account-issuer=https://kubernetes", f"--service-account-key-file={lab}/hook.crt", f"--service-account-signing-key-file={lab}/hook.key"]
         words += ["--service-cluster-ip-range=10.233.0.0/24", "--endpoint-reconciler-type=none", "--kubelet-preferred-address-types=InternalIP"]
-        self.start_one("apiserver", *words)
+        self.start_one("apiserver", *words, *self.gates())
         self.ready()
+
+    def gates(self):
+        """What is to be switched on, as a flag of every server."""
+        return []
 
     def ready(self):
         def answers():
@@ -252,7 +262,10 @@ class ControlPlane(Programs):
     def start_scheduler(self):
         config = self.dir / "scheduler.json"
         config.write_text(json.dumps(self.scheduler_config()))
-        self.start_one("scheduler", self.binaries / "kube-scheduler", f"--config={config}", "--port=0", "--secure-port=0")
+        self.start_one("scheduler", self.binaries / "kube-scheduler", f"--config={config}", *self.scheduler_flags())
+
+    def scheduler_flags(self):
+        return ["--port=0", "--secure-port=0"]
 
     def start_hook(self):
         state = self.dir / "hook"
@@ -300,7 +313,5 @@ class ControlPlane(Programs):
         self.start_scheduler()
 
     def stop(self):
-        for name in ["scheduler", "extender", "hook", "apiserver", "etcd"]:
-            self.end_one(name)
-        for name in list(self.started):
+        for name in [*self.FIRST_TO_END, *self.started]:
             self.end_one(name)

@@ -1,11 +1,12 @@
 #!/bin/sh
-# node.sh ROOT SHARED DIR NAME ADDRESS BINARIES: a node in a root of its own: containerd, and a
-# kubelet, each again whenever it ends; the kubelet not while DIR/hold is there. Runs in mount,
-# network and process namespaces that end with it. SHARED and BINARIES are seen at their own paths.
-# The interface eth0 is put into its network from outside.
+# node.sh ROOT SHARED DIR NAME ADDRESS BINARIES FLAG...: a node in a root of its own: containerd,
+# and a kubelet with these flags, each again whenever it ends; the kubelet not while DIR/hold is
+# there. Runs in mount, network and process namespaces that end with it. SHARED and BINARIES are
+# seen at their own paths. The interface eth0 is put into its network from outside.
 set -eu
 . "${0%/*}/../bench/root.sh"
 root=$1 shared=$2 dir=$3 name=$4 address=$5 binaries=$6
+shift 6
 tries=0
 until ip link show eth0 >/dev/null 2>&1; do
     tries=$((tries + 1))
@@ -35,9 +36,7 @@ done) &
 export AWS_EC2_METADATA_DISABLED=true
 while :; do
     test -e "$dir/hold" || "$binaries/kubelet" --config="$dir/kubelet.json" --kubeconfig="$dir/kubeconfig" \
-        --container-runtime=remote --container-runtime-endpoint="unix:///run/containerd.sock" \
-        --image-service-endpoint="unix:///run/containerd.sock" --root-dir=/var/lib/kubelet \
-        --hostname-override="$name" --node-ip="$address" --cert-dir="$dir/pki" \
-        --node-labels=fleet=kubelets >>"$dir/kubelet.log" 2>&1 || true
+        --root-dir=/var/lib/kubelet --hostname-override="$name" --node-ip="$address" \
+        --cert-dir="$dir/pki" --node-labels=fleet=kubelets "$@" >>"$dir/kubelet.log" 2>&1 || true
     sleep 0.1
 done

@@ -1,4 +1,5 @@
-"""Nodes with a real kubelet and containerd, and an arbiter and the device plugin beside each of them."""
+"""Nodes with a real kubelet and containerd, and an arbiter and the device plugin beside each of them: those of 1.20. What newer ones have
+otherwise is in newer.py."""
 
 import json
 import os
@@ -10,7 +11,6 @@ import subprocess
 import time
 
 import place
-import servers
 from control_plane import ADDRESS, API, NETWORK, RESOURCE, run
 from programs import Programs
 from trial import Failure, Skipped, alive, until
@@ -25,6 +25,21 @@ PROGRAMS = ("load", "tenant")
 class Node(Programs):
     """One of them."""
 
+    # The memory of its GPU.
+    CAPACITY = "16GiB"
+    # Version of what describes the network of pods.
+    CNI = "0.4.0"
+    # How an image is imported, beside its name.
+    IMPORT = ()
+    # What of ours serves a kubelet or a runtime, and where its records are.
+    OURS, RECORDS = ("plugin", "nri"), ("plugin", "nri-state")
+    # Kubelets before 1.28 know no CDI device of a plugin.
+    PLUGIN_FLAGS = ("--no-cdi",)
+    # Where a kubelet is said what it has no field of its configuration for.
+    KUBELET_FLAGS = (
+        "--container-runtime=remote", "--container-runtime-endpoint=unix:///run/containerd.sock", "--image-service-endpoint=unix:///run/containerd.sock",
+    )
+
     def __init__(self, site, number):
         self.site, self.plane = site, site.plane
         self.name, self.address = f"n{number}", f"{NETWORK}{10 + number}"
@@ -35,11 +50,11 @@ class Node(Programs):
         for name in ("run", "sim", "logs"):
             (self.dir / name).mkdir(parents=True, mode=0o700)
         env = {**site.plain, "SUBLET_RUNTIME_DIR": str(self.dir / "run"), "SUBLET_SIM_STATE": str(self.dir / "sim")}
-        super().__init__(self.dir, env | {"SUBLET_SIM_CAPACITY": "16GiB", "SUBLET_SIM_CONTEXT": "0B"})
+        super().__init__(self.dir, env | {"SUBLET_SIM_CAPACITY": self.CAPACITY, "SUBLET_SIM_CONTEXT": "0B"})
         self.kubelet_dir = self.root / "var/lib/kubelet"
 
-    def write_config(self):
-        (self.dir / "containerd.toml").write_text(f"""version = 2
+    def containerd_config(self):
+        return f"""version = 2
 root = '/var/lib/containerd'
 state = '/run/containerd'
 [grpc]
@@ -61,19 +76,29 @@ state = '/run/containerd'
   socket_path = '{self.dir}/nri.sock'
   plugin_path = '{self.dir}/nri-plugins'
   plugin_config_path = '{self.dir}/nri-conf'
-""")
-        for name in ("cdi", "cni"):
-            (self.dir / name).mkdir()
-        bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": {"type": "host-local", "ranges": [[{"subnet": f"10.1.{self.name[1:]}.0/24"}]], "dataDir": "/run/ipam"}}
-        (self.dir / "cni/10-pods.conflist").write_text(json.dumps({"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge]}))
-        kubelet = {
+"""
+
+    def kubelet_config(self):
+        """What every release takes."""
+        return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration", "cgroupDriver": "cgroupfs", "cgroupRoot": f"/{self.group}",
             "enforceNodeAllocatable": [], "failSwapOn": False, "makeIPTablesUtilChains": False, "resolvConf": "", "address": self.address,
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}}, "authorization": {"mode": "AlwaysAllow"},
             "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"}, "imageGCHighThresholdPercent": 100,
-            "nodeStatusUpdateFrequency": "2s", "featureGates": {"LocalStorageCapacityIsolation": False},
+            "nodeStatusUpdateFrequency": "2s", **self.kubelet_release(),
         }
-        (self.dir / "kubelet.json").write_text(json.dumps(kubelet))
+
+    def kubelet_release(self):
+        """What this release has otherwise."""
+        return {"featureGates": {"LocalStorageCapacityIsolation": False}}
+
+    def write_config(self):
+        (self.dir / "containerd.toml").write_text(self.containerd_config())
+        for name in ("cdi", "cni"):
+            (self.dir / name).mkdir()
+        bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": {"type": "host-local", "ranges": [[{"subnet": f"10.1.{self.name[1:]}.0/24"}]], "dataDir": "/run/ipam"}}
+        (self.dir / "cni/10-pods.conflist").write_text(json.dumps({"cniVersion": self.CNI, "name": "pods", "plugins": [bridge]}))
+        (self.dir / "kubelet.json").write_text(json.dumps(self.kubelet_config()))
         shutil.copy2(self.plane.kubeconfig, self.dir / "kubeconfig")
 
     def make_groups(self):
@@ -86,12 +111,16 @@ state = '/run/containerd'
         for file in ("cpuset.cpus", "cpuset.mems"):
             (GROUPS / "cpuset" / self.group / file).write_text((GROUPS / "cpuset" / file).read_text())
 
-    def start(self, tar):
-        servers.unpack(tar, self.root)
+    def groups(self):
+        """Its places, also where the runtime has made one by itself."""
+        return list(GROUPS.glob(f"*/{self.group}"))
+
+    def start(self):
+        self.site.unpack(self.root)
         self.write_config()
         self.make_groups()
         words = ["unshare", "--mount", "--propagation", "private", "--net", "--pid", "--fork", "--kill-child", "sh", HERE / "node.sh"]
-        words += [self.root, self.site.dir, self.dir, self.name, self.address, self.plane.binaries]
+        words += [self.root, self.site.dir, self.dir, self.name, self.address, self.plane.kubelet_folder, *self.KUBELET_FLAGS]
         env = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
         out = open(self.dir / "node.log", "w")
         self.child = subprocess.Popen([str(word) for word in words], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
@@ -101,18 +130,29 @@ state = '/run/containerd'
         run("ip", "link", "set", self.link, "up")
         self.images()
         self.start_arbiter()
+        self.start_first()
+
+    def start_first(self):
+        """What of ours is there from the beginning."""
         self.start_plugin()
 
-    def is_ready(self):
-        """The kubelet is ready, and offers what its GPU has."""
+    def status(self):
+        """The node's, once its kubelet is ready."""
         if self.child.poll() is not None:
             raise Skipped(f"no namespaces for {self.name}: {(self.dir / 'node.log').read_text().strip()[-300:]}")
         found = [one for one in self.plane.client.get("/api/v1/nodes")["items"] if one["metadata"]["name"] == self.name]
-        if not found:
-            return False
-        status = found[0]["status"]
+        status = found[0]["status"] if found else {}
         ready = [one for one in status.get("conditions", []) if one["type"] == "Ready" and one["status"] == "True"]
-        return ready and int(status["allocatable"].get(RESOURCE, 0)) > 0
+        return status if ready else None
+
+    def offers(self):
+        """The kubelet is ready, and offers units of its GPU."""
+        status = self.status()
+        return bool(status) and int(status["allocatable"].get(RESOURCE, 0)) > 0
+
+    def is_ready(self):
+        """The kubelet is ready, and what of ours is there from the beginning has made its GPU known."""
+        return self.offers()
 
     def units(self):
         """How many it offers."""
@@ -161,15 +201,18 @@ state = '/run/containerd'
         place.archive(self.dir / "pause.tar", place.PAUSE, place.layer({"bin/busybox": busybox}), ["/bin/busybox", "sleep", "86400"])
         place.archive(self.dir / "programs.tar", IMAGE, place.layer(files, links), ["/bin/busybox", "sleep", "86400"])
         for name in ("pause", "programs"):
-            self.ctr("-n", "k8s.io", "images", "import", "--snapshotter", "native", self.dir / f"{name}.tar")
+            self.ctr("-n", "k8s.io", "images", "import", *self.IMPORT, "--snapshotter", "native", self.dir / f"{name}.tar")
 
-    def start_one(self, name, *words):
+    def start_one(self, name, *words, env=None):
         """Starts one that is sublet's."""
-        return super().start_one(name, self.site.bin / "sublet", *words)
+        return super().start_one(name, self.site.bin / "sublet", *words, env=env)
+
+    def arbiter_flags(self):
+        words = ["--cluster", self.plane.hook_url, "--cluster-token-file", self.plane.dir / "hook-token", "--cluster-node", self.name]
+        return [*words, "--cluster-ca", self.plane.certificates / "ca.crt", "--cluster-user", "root", "--cluster-sim"]
 
     def start_arbiter(self):
-        words = ["arbiter", "--cluster", self.plane.hook_url, "--cluster-token-file", self.plane.dir / "hook-token", "--cluster-node", self.name]
-        child = self.start_one("arbiter", *words, "--cluster-ca", self.plane.certificates / "ca.crt", "--cluster-user", "root", "--cluster-sim")
+        child = self.start_one("arbiter", "arbiter", *self.arbiter_flags())
 
         def answers():
             if child.poll() is not None:
@@ -178,12 +221,15 @@ state = '/run/containerd'
 
         until(f"the arbiter of {self.name} answers", answers)
 
+    def beside_kubelet(self, which, token_file, *words):
+        """Words of a command that serves the kubelet, and asks the API server as that token's account."""
+        own = ["kubernetes", which, "--sim", "--node", self.name, "--cdi-dir", self.dir / "cdi", "--api-server", f"https://{ADDRESS}:{API}"]
+        return [*own, "--api-ca", self.plane.certificates / "ca.crt", "--api-token-file", token_file, *words]
+
     def start_plugin(self):
-        plane = self.plane
-        words = ["kubernetes", "device-plugin", "--sim", "--no-cdi", "--node", self.name, "--state", self.dir / "plugin"]
+        words = ["--state", self.dir / "plugin", *self.PLUGIN_FLAGS]
         words += ["--plugins-dir", self.kubelet_dir / "device-plugins", "--pod-resources", self.kubelet_dir / "pod-resources/kubelet.sock"]
-        words += ["--cdi-dir", self.dir / "cdi", "--api-server", f"https://{ADDRESS}:{API}", "--api-ca", plane.certificates / "ca.crt"]
-        self.start_one("plugin", *words, "--api-token-file", plane.token_file)
+        self.start_one("plugin", *self.beside_kubelet("device-plugin", self.plane.token_file, *words))
 
     def sublet(self, *words, check=True):
         done = subprocess.run([str(self.site.bin / "sublet"), *map(str, words)], env=self.env, capture_output=True, text=True, timeout=60)
@@ -216,17 +262,16 @@ state = '/run/containerd'
         run("ip", "link", "set", self.link, "up")
 
     def stop(self):
-        self.end_one("plugin")
-        self.end_one("nri")
+        for name in self.OURS:
+            self.end_one(name)
         if self.child:
             self.child.kill()
             self.child.wait()
         # Holders of what a failed run has left end with their records.
-        for name in ("plugin", "nri-state"):
+        for name in self.RECORDS:
             shutil.rmtree(self.dir / name, ignore_errors=True)
         self.end_one("arbiter")
-        # Also where the runtime has made one by itself.
-        for group in GROUPS.glob(f"*/{self.group}"):
+        for group in self.groups():
             for folder, _, _ in os.walk(group, topdown=False):
                 try:
                     until(f"{folder} is empty", lambda folder=folder: not pathlib.Path(folder, "cgroup.procs").read_text().strip(), 5)

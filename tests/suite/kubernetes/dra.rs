@@ -149,8 +149,13 @@ fn two_claims_share_a_device_inside_what_each_was_given() {
         (&json!("Ready"), &json!("True"))
     );
 
-    // Again, as a kubelet asks that was not answered.
+    // Again, as a kubelet asks that was not answered. The claim has been ready since.
+    let mut object = node.api.get(&path(&claims[0])).expect("the claim");
+    let since = json!("2026-01-01T00:00:00Z");
+    object["status"]["devices"][0]["conditions"][0]["lastTransitionTime"] = since.clone();
+    node.api.put(&path(&claims[0]), object);
     assert_eq!(kubelet.prepare(&claims[0]).as_ref(), Ok(&a));
+    assert_eq!(condition(&node, &claims[0])["lastTransitionTime"], since);
     let again = node.sandbox.job_status(&job(30).name).expect("the job");
     assert_eq!(again.id, job(30).id);
     inside_a.kill();

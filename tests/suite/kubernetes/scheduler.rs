@@ -35,17 +35,12 @@ impl Extender {
         command.args(words);
         command.stderr(std::process::Stdio::piped());
         let mut child = command.spawn().expect("an extender");
-        let mut line = String::new();
         let stderr = child.stderr.take().expect("a pipe");
-        BufReader::new(stderr)
-            .read_line(&mut line)
-            .expect("its first line");
-        let address = line
-            .trim()
-            .rsplit_once("://")
-            .expect("an address")
-            .1
-            .to_owned();
+        // What it finds of pods that wait may be said before.
+        let mut lines = BufReader::new(stderr).lines().map_while(Result::ok);
+        let line = lines.find(|line| line.contains("the extender is at "));
+        let line = line.expect("a line with its address");
+        let address = line.rsplit_once("://").expect("an address").1.to_owned();
         Self {
             api,
             process: Running::of(child),
