@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use cluster::live::slurm::MOST_REQUEUES;
 use control::Class;
-use control::kinds::Flag;
+use control::kinds::{Flag, Share};
 use control::setting::Kind as _;
 
 use crate::tls_flags::TlsFlags;
@@ -172,6 +172,10 @@ pub struct Submit {
     /// The job can go on with any number of GPUs up to this; with --restartable and a sizer
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub max_gpus: Option<u32>,
+    /// Part of one GPU, from 0.01 to below 1, with --mem of its memory: the job shares that GPU
+    /// with others of which the parts add up to one at most [default: whole GPUs]
+    #[arg(long, value_name = "SHARE", value_parser = Share::parse, requires = "mem")]
+    pub share: Option<f64>,
     /// Memory limit on each device: 8GiB, 512M
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub mem: Option<u64>,

@@ -249,6 +249,49 @@ impl Packer for LivePacker {
     fn keeps_pairs(&self) -> bool {
         self.inner.keeps_pairs()
     }
+
+    fn most_jobs(&self) -> u32 {
+        self.inner.most_jobs()
+    }
+
+    fn score_beside(
+        &self,
+        there: &[&Profile],
+        joiner: &Profile,
+        kind: GpuType,
+    ) -> Option<PackScore> {
+        // The scheduler has added up what they hold, by the memory of the very GPUs.
+        self.inner.score_beside(there, joiner, kind)
+    }
+
+    fn judge_several(&self, all: &[&Profile], kind: GpuType, measured: &[f64]) -> Option<Reason> {
+        self.inner.judge_several(all, kind, measured)
+    }
+
+    fn observe_several(&mut self, all: &[&Profile], kind: GpuType, measured: &[f64]) -> Verdict {
+        self.inner.observe_several(all, kind, measured)
+    }
+
+    fn refused_several(&self, all: &[&Profile], kind: GpuType) -> Option<Reason> {
+        self.inner.refused_several(all, kind)
+    }
+
+    fn refused_several_at(
+        &self,
+        state: &ClusterState,
+        gpus: &[GpuId],
+        all: &[JobId],
+    ) -> Option<Reason> {
+        let node = state.node_of(*gpus.first()?);
+        let facts = self.shared.facts();
+        if facts.barred_several.is_empty() {
+            return None;
+        }
+        let mut kinds: Vec<_> = all.iter().map(|id| state.job(*id).profile.kind).collect();
+        kinds.sort_unstable();
+        let gpus = state.job(*all.first()?).gpus;
+        facts.barred_several.get(&(node, gpus, kinds)).copied()
+    }
 }
 
 #[cfg(test)]

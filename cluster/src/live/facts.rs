@@ -26,6 +26,8 @@ pub struct Facts {
     /// Pairs of kinds (host first), with their number of GPUs, that were bad on a node by its own
     /// figures.
     pub barred: BTreeMap<(NodeId, u32, [JobType; 2]), Reason>,
+    /// The same of three jobs or more, by their kinds in order.
+    pub barred_several: BTreeMap<(NodeId, u32, Vec<JobType>), Reason>,
     /// Length of a round, in seconds.
     pub round_s: f64,
     /// When the present round ends, on the state's clock.

@@ -389,6 +389,11 @@ pub struct Submission {
     /// jobs. Null: with `gpus` only.
     #[schema(minimum = 1)]
     pub max_gpus: Option<u32>,
+    /// Part of one GPU's time that it asks for, above 0 and below 1, with `mem_bytes` of its
+    /// memory: it shares that GPU with others of which the parts add up to no more than one. Null:
+    /// whole GPUs.
+    #[schema(exclusive_minimum = 0, exclusive_maximum = 1)]
+    pub share: Option<f64>,
     /// Memory quota on each device.
     pub mem_bytes: Option<u64>,
     /// How firmly.
@@ -476,8 +481,12 @@ pub struct JobView {
     /// Part of their time that it was given.
     #[schema(minimum = 0, maximum = 1)]
     pub share: f64,
-    /// The job it shares them with.
+    /// The job it shares them with; of several the one that came first.
     pub beside: Option<u64>,
+    /// All jobs that it shares them with, the one that came first first.
+    pub beside_all: Vec<u64>,
+    /// Part of one GPU that it asks for; null: whole GPUs.
+    pub share_asked: Option<f64>,
     /// Speed relative to solo, as last measured beside another.
     pub rate: Option<f64>,
     /// How often it was started.

@@ -118,6 +118,15 @@ pub struct Run {
     pub beside: Option<JobId>,
 }
 
+/// A part of one GPU that a job asks for, which its node enforces.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Part {
+    /// Of the GPU's time, above 0 and below 1.
+    pub share: f64,
+    /// Of its memory.
+    pub bytes: u64,
+}
+
 /// What a job is doing.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Phase {
@@ -144,6 +153,8 @@ pub struct Job {
     pub user: UserId,
     /// GPUs it asks for, all at once.
     pub gpus: u32,
+    /// It asks for a part of one GPU, and shares it with such jobs only.
+    pub part: Option<Part>,
     /// Most that a sizer may give it.
     pub most_gpus: u32,
     /// When it came.
@@ -184,6 +195,7 @@ impl Job {
             id: JobId(u32::MAX),
             user: UserId(0),
             gpus,
+            part: None,
             most_gpus: u32::MAX,
             arrival_s,
             work: duration_s,

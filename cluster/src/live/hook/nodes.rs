@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use control::{ControlError, ErrorCode};
+use policy::cluster::JobId;
 
 use super::place::residents;
 use super::{Hook, NodeEntry, invalid, refuse};
@@ -557,12 +558,12 @@ impl Hook {
             return;
         };
         self.shared.facts().pinned.remove(&at);
-        let partner = self.state.partner(at);
+        let others: Vec<JobId> = self.state.others(at).collect();
         self.state.finish(at);
         self.scheduler.note(at);
-        if let Some(partner) = partner {
-            self.scheduler.note(partner);
-            self.pace(partner);
+        for other in others {
+            self.scheduler.note(other);
+            self.pace(other);
         }
         self.changed = true;
     }

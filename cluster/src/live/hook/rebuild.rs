@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 
 use policy::cluster::{
-    ClusterState, Decision, GpuId, GpuType, Job, JobId, JobType, Node, Profile, Speed, UserId,
+    ClusterState, Decision, GpuId, GpuType, Job, JobId, JobType, MOST_JOBS_ON_GPU, Node, Part,
+    Profile, Speed, UserId,
 };
 
 use super::claims::number_kinds;
@@ -34,6 +35,10 @@ impl Hook {
             job.most_gpus = most;
             job.speed = Speed::Curve((1..=most).map(|n| f64::from(n) / f64::from(gpus)).collect());
         }
+        job.part = asked.share.map(|share| Part {
+            share,
+            bytes: asked.mem_bytes.unwrap_or(0),
+        });
         job.user = UserId(self.users.number(&asked.user));
         job.deadline_s = asked.deadline_s.map(|after| record.arrival_s + after);
         job.weight = asked.weight.unwrap_or(1.0);
@@ -174,7 +179,10 @@ impl Hook {
             self.scheduler = scheduler;
         }
         self.state = ClusterState::new(nodes);
+        // Parts may be many; of others the packer says how many there are.
+        self.state.set_most_on_gpu(MOST_JOBS_ON_GPU);
         self.bar_all();
+        self.bar_all_several();
         self.note_waits();
         self.live.clear();
         self.numbers.clear();
@@ -192,23 +200,29 @@ impl Hook {
             .collect();
         inside.iter().for_each(|id| self.enter(*id));
         // Who came first onto a GPU first.
-        for joiners in [false, true] {
-            for id in &inside {
-                self.resettle(*id, joiners);
-            }
+        let mut by_rank: Vec<(bool, u32, u64)> = inside
+            .iter()
+            .filter_map(|id| {
+                let run = self.jobs.get(id)?.run.as_ref()?;
+                Some((run.joiner, run.rank, *id))
+            })
+            .collect();
+        by_rank.sort_unstable();
+        for (.., id) in by_rank {
+            self.resettle(id);
         }
         self.learn_anew(true);
     }
 
     /// A running job back onto the GPUs that it has.
-    pub(super) fn resettle(&mut self, id: u64, joiners: bool) {
+    fn resettle(&mut self, id: u64) {
         let (Some(record), Some(at)) = (self.jobs.get(&id), self.live.get(&id).copied()) else {
             return;
         };
         let Some(run) = record.run.clone() else {
             return;
         };
-        if run.joiner != joiners || run.stopping || run.suspended {
+        if run.stopping || run.suspended {
             return;
         }
         let gpus: Vec<GpuId> = run

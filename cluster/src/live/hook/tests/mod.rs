@@ -14,6 +14,7 @@ use crate::live::wire::{
     WaitMatrix,
 };
 
+mod crowds;
 mod hook;
 mod jobs;
 mod nodes;
@@ -35,6 +36,8 @@ struct Fake {
     speeds: BTreeMap<String, f64>,
     /// Its arbiter knows the iterations of jobs.
     iterates: bool,
+    /// And how busy each keeps its devices.
+    meters: bool,
     /// By how much it overstates what jobs have done, and the time that has passed.
     lies: [f64; 2],
     /// The same, of jobs that share a device.
@@ -73,6 +76,7 @@ impl Fake {
             gpu: "T4".into(),
             speeds: BTreeMap::new(),
             iterates: false,
+            meters: false,
             lies: [1.0, 1.0],
             lies_of_pairs: 1.0,
             runs: BTreeMap::new(),
@@ -155,12 +159,12 @@ impl Fake {
             name: attempt.name.clone(),
             // Each of its devices launches.
             launches: (attempt.launches * self.lies[0]) as u64 * attempt.devices.len() as u64,
-            profile: self.iterates.then(|| {
+            profile: (self.iterates || self.meters).then(|| {
                 Box::new(Profile {
                     found: IterationSource::Hinted,
                     confidence: 1.0,
                     iterations: (attempt.launches / 10.0) as u64,
-                    busy_fraction: 1.0,
+                    busy_fraction: if self.meters { attempt.busy } else { 1.0 },
                     ..Profile::default()
                 })
             }),
