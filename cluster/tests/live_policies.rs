@@ -308,6 +308,7 @@ fn known() -> Known {
     Known {
         pairs: past(),
         past_gpu_s: (1..=LEAST_PAST_JOBS).map(|at| 10.0 * at as f64).collect(),
+        gpu_bytes: 16 << 30,
     }
 }
 

@@ -194,6 +194,10 @@ pub struct Submit {
     /// It keeps its progress itself: it may be stopped and started again, anywhere
     #[arg(long, value_name = "true|false", value_parser = Flag::parse, num_args = 0..=1, default_missing_value = "true", default_value = "false")]
     pub restartable: bool,
+    /// Its memory may leave its GPUs while others run: it may share one with jobs with which it
+    /// does not fit into the memory at once
+    #[arg(long, value_name = "true|false", value_parser = Flag::parse, num_args = 0..=1, default_missing_value = "true", default_value = "false")]
+    pub evictable: bool,
     /// Variable for the job; may be repeated
     #[arg(long = "env", value_name = "NAME=VALUE", value_parser = parse_variable)]
     pub env: Vec<(String, String)>,

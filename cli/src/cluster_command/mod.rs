@@ -254,6 +254,7 @@ fn submit(args: &Submit) -> anyhow::Result<String> {
         deadline_s: args.deadline.map(|deadline| deadline.as_secs_f64()),
         weight: args.weight,
         restartable: args.restartable,
+        evictable: args.evictable,
         once: args.once.clone().unwrap_or_default(),
     };
     let job: JobView = client(&args.hook)?

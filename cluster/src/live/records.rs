@@ -56,6 +56,8 @@ pub struct NodeRecord {
     pub cpus: f64,
     /// Memory of the machine.
     pub mem_bytes: u64,
+    /// As registered.
+    pub moves_memory: bool,
     /// Its devices.
     pub devices: Vec<Device>,
 }

@@ -95,6 +95,8 @@ pub struct Registration {
     pub cpus: f64,
     /// Memory of the machine.
     pub mem_bytes: u64,
+    /// It starts jobs as evictable where it is to.
+    pub moves_memory: bool,
     /// Its devices, in the order of their indices.
     pub devices: Vec<Device>,
     /// It does nothing that this hook says, and this is why. Empty: it does.
@@ -361,6 +363,8 @@ pub struct StartRun {
     pub devices: Vec<String>,
     /// They are simulated.
     pub simulated: bool,
+    /// Its memory may leave its devices while others run.
+    pub evictable: bool,
     /// What it may have.
     pub terms: Terms,
 }
@@ -408,6 +412,9 @@ pub struct Submission {
     /// It keeps its progress itself: it may be stopped and started again, anywhere. Otherwise it
     /// stays where it started, and is paused if it has to make space.
     pub restartable: bool,
+    /// Its memory may leave its devices while others run: it may be beside jobs with which it does
+    /// not fit into a device's memory at once.
+    pub evictable: bool,
     /// A word of the submitter's, such as a UUID: the same word twice is one job. Empty: none.
     pub once: String,
 }

@@ -36,6 +36,15 @@ pub struct Node {
     pub mem_bytes: u64,
 }
 
+impl Node {
+    /// How much of the memory of the jobs of one GPU may be in the server's memory: the half of it
+    /// that an arbiter takes for all of its devices, divided among them.
+    #[must_use]
+    pub fn away_bytes(&self) -> u64 {
+        self.mem_bytes / 2 / u64::from(self.gpus.max(1))
+    }
+}
+
 /// A batch of decisions that cannot be done; nothing of it was.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refused {

@@ -2,7 +2,7 @@
 
 use control::JobState;
 use serde_json::Value;
-use tests::{Outcome, wait_until};
+use tests::{Artefacts, Outcome, Sandbox, wait_until};
 
 use super::{Hook, Node, submit};
 use crate::quota;
@@ -190,4 +190,52 @@ fn a_bound_that_is_none_is_refused_before_anything_starts() {
         assert!(refused.stderr.contains(words), "{bound}: {refused:?}");
     }
     assert!(!other.join("hook.redb").exists());
+}
+
+#[test]
+fn three_processes_share_a_gpu_in_turns_where_their_memory_does_not_fit_at_once() {
+    let hook = Hook::with(&["--packer", "trial:jobs=3,margin=-1"]);
+    let mut sandbox = Sandbox::new();
+    sandbox.set("SUBLET_SIM_CAPACITY", "2GiB");
+    let node = hook.node_in(sandbox, "a", "root", &[]);
+    wait_until("the node reports", || hook.is_up(&node).then_some(()));
+    let program = Artefacts::get().program("train_mlp");
+    let program = program.to_str().expect("UTF-8");
+    for name in ["a", "b", "c"] {
+        let job = [
+            "submit",
+            "--name",
+            name,
+            "--kind",
+            "train",
+            "--mem",
+            "1200MiB",
+            "--evictable",
+        ];
+        // It trains the same again and again, and fails where one loss is another than the first.
+        let trains = ["--", program, "--ballast", "900MiB", "--min-seconds", "30"];
+        let quiet = ["--progress-every", "0"];
+        hook.ask(&[&job[..], &trains, &quiet].concat()).succeeded();
+    }
+    wait_until("three run, of 2 GiB with 2.6", || {
+        (running(&hook).len() == 3 && promised(&node).0 == 3).then_some(())
+    });
+    let jobs = node.sandbox.jobs();
+    assert!(jobs.iter().all(|job| job.evictable), "{jobs:?}");
+    wait_until("the memory of one has left", || {
+        let jobs = node.sandbox.jobs();
+        let mut places = jobs.iter().filter_map(|job| job.residence.as_ref());
+        places.any(|at| at.moved_out_bytes > 0).then_some(())
+    });
+    wait_until("all are done", || {
+        let over = |job: &Value| job["phase"] == "done";
+        hook.jobs().iter().all(over).then_some(())
+    });
+    for job in hook.jobs() {
+        assert_eq!(
+            (&job["attempts"], &job["exit_code"]),
+            (&1.into(), &0.into()),
+            "{job}"
+        );
+    }
 }

@@ -388,6 +388,7 @@ impl Hook {
             dir: asked.dir.clone(),
             devices: devices.clone(),
             simulated,
+            evictable: asked.evictable,
             terms,
         };
         record.run = Some(RunRecord {

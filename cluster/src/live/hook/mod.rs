@@ -157,6 +157,9 @@ struct NodeEntry {
     /// As last reported to the policies.
     up: bool,
     waits: Vec<WaitMatrix>,
+    /// What its arbiter has of the machine's memory for what is not on the devices, as last
+    /// reported.
+    host_limit_bytes: u64,
     /// Jobs of other engines, as last reported.
     others: Vec<OtherJob>,
     /// Those that are to be off its devices, as last reported.

@@ -77,6 +77,7 @@ impl Hook {
                 0.0
             },
             mem_bytes: said.mem_bytes,
+            moves_memory: said.moves_memory,
             devices: said.devices,
         };
         match self.nodes.get(name) {
@@ -208,6 +209,9 @@ impl Hook {
             ));
         }
         entry.heard_s = Some(self.now_s);
+        if let Some(arbiter) = &report.arbiter {
+            entry.host_limit_bytes = arbiter.host_memory_limit_bytes;
+        }
         entry.waits = report.waits.into_iter().take(MAX_DEVICES).collect();
         entry.others = report
             .others

@@ -45,6 +45,11 @@ impl Hook {
         let class = policy_class(asked.class);
         job.profile = Profile::unknown(kind, gpus, class);
         job.profile.persistent_bytes = asked.mem_bytes.unwrap_or(0);
+        // Until its node says what of it stays.
+        job.profile.movable_bytes = match asked.evictable {
+            true => job.profile.persistent_bytes,
+            false => 0,
+        };
         if let Some(profile) = self.watches.get(&id).and_then(|watch| watch.profile) {
             job.profile = Profile {
                 kind,
@@ -260,19 +265,28 @@ impl Hook {
 
     /// What was measured, as policies take it.
     pub(super) fn all_known(&mut self) -> Known {
+        let sizes = self.places.iter().filter_map(|(node, uuid)| {
+            let devices = &self.nodes.get(node)?.record.devices;
+            let device = devices.iter().find(|device| device.uuid == *uuid)?;
+            Some(device.total_bytes)
+        });
+        let gpu_bytes = sizes.max().unwrap_or(0);
         let types = &mut self.gpu_types;
         // CAST: as many as there are types of GPU, of nodes and of what is kept.
         let number = |name: &str| [GpuType(types.number(name) as u16)];
         Known {
             pairs: past(&self.pairs, &self.solos, &mut self.kinds, number),
             past_gpu_s: self.past_gpu_s(),
+            gpu_bytes,
         }
     }
 
-    /// Which GPUs strangers are on, and how long a request would wait there, for the placer.
+    /// Which GPUs strangers are on, how much of a job's memory may be away from them, and how long
+    /// a request would wait there, for the placer.
     pub(super) fn note_waits(&mut self) {
         let mut facts = self.shared.facts();
         facts.busy.clear();
+        facts.away_bytes.clear();
         for (at, (node, device)) in self.places.iter().enumerate() {
             let waits = self
                 .nodes
@@ -280,6 +294,11 @@ impl Hook {
                 .and_then(|node| node.waits.iter().find(|w| w.uuid == *device));
             // CAST: a place in the list of GPUs.
             let gpu = GpuId(at as u32);
+            let moves = self.nodes.get(node).filter(|one| one.record.moves_memory);
+            if let Some(one) = moves {
+                let away = one.host_limit_bytes / one.record.devices.len().max(1) as u64;
+                facts.away_bytes.insert(self.state.node_of(gpu), away);
+            }
             if waits.is_some_and(|waits| waits.strangers > 0) {
                 facts.busy.insert(gpu);
             }

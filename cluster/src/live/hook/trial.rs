@@ -620,6 +620,10 @@ fn profile(
     let mut profile = Profile::unknown(kind, gpus, class);
     // A quota is what it may come to.
     profile.persistent_bytes = quota.unwrap_or(status.mem_used_bytes.max(status.mem_peak_bytes));
+    // What stays on one of its devices is at most what stays on all of them. Before it has
+    // allocated anything that can move, nothing is known to.
+    let residence = status.residence.as_deref().filter(|_| status.evictable);
+    let moves = residence.filter(|at| at.evictable_bytes > 0);
     if let Some(metered) = status.profile.as_deref() {
         profile.busy = metered.busy_fraction / f64::from(gpus.max(1));
         profile.mem_busy = metered.copy_fraction.unwrap_or(0.0);
@@ -635,6 +639,8 @@ fn profile(
         profile.h2d_bytes = metered.copied_bytes_per_iteration.unwrap_or(0);
         profile.confidence = metered.confidence;
     }
+    profile.movable_bytes =
+        moves.map_or(0, |at| profile.peak_bytes().saturating_sub(at.fixed_bytes));
     profile.sane()
 }
 

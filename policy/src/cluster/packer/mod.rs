@@ -143,6 +143,22 @@ fn fits(host: &Profile, joiner: &Profile, gpu_bytes: u64) -> bool {
 
 /// All of them do.
 fn all_fit(there: &[&Profile], joiner: &Profile, gpu_bytes: u64) -> bool {
-    let there = there.iter().map(|profile| profile.peak_bytes());
-    there.fold(joiner.peak_bytes(), u64::saturating_add) <= gpu_bytes
+    let all = there.iter().copied().chain([joiner]);
+    together_bytes(all)[0] <= gpu_bytes
+}
+
+/// What jobs need of a device's memory together, and what of theirs is in the server's memory then.
+///
+/// While everything fits nothing moves. Else all that can move leaves for the one that runs: what
+/// stays has to fit beside the largest part that moves, and the other parts are away.
+#[must_use]
+pub fn together_bytes<'a>(all: impl Iterator<Item = &'a Profile>) -> [u64; 2] {
+    let (mut fixed, mut movable, mut largest) = (0u64, 0u64, 0u64);
+    for profile in all {
+        let [stays, moves] = profile.fixed_and_movable_bytes();
+        fixed = fixed.saturating_add(stays);
+        movable = movable.saturating_add(moves);
+        largest = largest.max(moves);
+    }
+    [fixed.saturating_add(largest), movable - largest]
 }

@@ -13,7 +13,8 @@ use super::{
     gpu_type, start, walk,
 };
 use crate::Class;
-use crate::cluster::{GpuType, JobType, Profile, Reason};
+use crate::cluster::packer::together_bytes;
+use crate::cluster::{GpuType, JobType, Node, Profile, Reason};
 
 /// Groups of one gang size that a packer cannot tell apart: the host, and those that joined it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -37,6 +38,8 @@ struct Chosen {
     rest: Vec<JobId>,
     /// Jobs with a part of a GPU, beside which other one.
     parts: Vec<(JobId, JobId)>,
+    /// GPUs that no other part may come to.
+    closed: BTreeSet<GpuId>,
 }
 
 impl Scheduler {
@@ -46,10 +49,11 @@ impl Scheduler {
             owners,
             rest,
             parts,
+            closed,
         } = self.choose(state);
         let mut joiners = self.pair(state, &owners, &rest);
         joiners.extend(parts);
-        self.settle(state, &owners, &joiners, batch);
+        self.settle(state, (&owners, &joiners), &closed, batch);
     }
 
     fn choose(&self, state: &ClusterState) -> Chosen {
@@ -128,6 +132,7 @@ impl Scheduler {
             owners: owners.into_iter().filter_map(first).collect(),
             rest,
             parts: parts.joiners(),
+            closed: parts.closed(),
         }
     }
 
@@ -221,8 +226,8 @@ impl Scheduler {
     fn settle(
         &mut self,
         state: &ClusterState,
-        owners: &[JobId],
-        joiners: &[(JobId, JobId)],
+        (owners, joiners): (&[JobId], &[(JobId, JobId)]),
+        closed: &BTreeSet<GpuId>,
         batch: &mut Vec<Decision>,
     ) {
         let mut free = FreeGpus::all(state.nodes());
@@ -248,6 +253,9 @@ impl Scheduler {
                 Some(part) => {
                     let has = |node: usize| state.nodes()[node].gpu_bytes;
                     let mut some = free.only(|node| has(node) == 0 || part.bytes <= has(node));
+                    for gpu in closed {
+                        some.take(*gpu);
+                    }
                     let gpus = self.placer.place(state, &mut some, job, job.gpus);
                     gpus.iter().flatten().for_each(|gpu| {
                         free.take(*gpu);
@@ -401,6 +409,12 @@ fn all(host: JobId, there: &[JobId], joiner: JobId) -> Vec<JobId> {
     all
 }
 
+/// So much of the memory of jobs on one GPU may be in the server's memory: of the half of it that
+/// arbiters take for that, what is for each GPU. Where all of it fits nothing leaves.
+fn may_be_away(node: &Node, needed: u64, away: u64) -> bool {
+    needed.saturating_add(away) <= node.gpu_bytes || away <= node.away_bytes()
+}
+
 /// What these jobs hold at once fits into the memory of each of these GPUs.
 fn fit(
     state: &ClusterState,
@@ -408,16 +422,15 @@ fn fit(
     (host, there): (JobId, &[JobId]),
     joiner: JobId,
 ) -> bool {
-    let bytes = |id: JobId| {
-        let job = state.job(id);
-        let part = job.part.map_or(0, |part| part.bytes);
-        part.max(job.profile.peak_bytes())
-    };
     let all = all(host, there, joiner);
-    let asked = all.into_iter().map(bytes).fold(0, u64::saturating_add);
+    // The parts of a GPU's memory are quotas, which add up.
+    let parts = all.iter().filter_map(|id| Some(state.job(*id).part?.bytes));
+    let parts = parts.fold(0, u64::saturating_add);
+    let [needed, away] = together_bytes(all.iter().map(|id| &state.job(*id).profile));
+    let needed = needed.max(parts);
     gpus.iter().all(|gpu| {
-        let has = state.nodes()[state.node_of(*gpu).0 as usize].gpu_bytes;
-        has == 0 || asked <= has
+        let node = &state.nodes()[state.node_of(*gpu).0 as usize];
+        node.gpu_bytes == 0 || (needed <= node.gpu_bytes && may_be_away(node, needed, away))
     })
 }
 

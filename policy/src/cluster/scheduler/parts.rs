@@ -29,15 +29,28 @@ pub(super) struct Parts<'a> {
     placer: &'a dyn Placer,
     open: Vec<Divided>,
     by_gpu: BTreeMap<GpuId, usize>,
-    /// GPUs on which such jobs run, with what these asked for, and nobody has been given a part
-    /// yet.
+    /// Memory of jobs that stay where they are, and hold it when they are stopped, too: those that
+    /// have not been given a part.
+    held: Vec<(GpuId, JobId, u64)>,
+    /// GPUs on which such jobs are, with what those that run asked for, and nobody has been given a
+    /// part yet.
     later: BTreeMap<GpuId, f64>,
 }
 
 impl<'a> Parts<'a> {
     pub(super) fn new(state: &'a ClusterState, placer: &'a dyn Placer) -> Self {
-        let mut later = BTreeMap::new();
+        let (mut later, mut held) = (BTreeMap::new(), Vec::new());
         if state.parts() > 0 {
+            for job in state.active() {
+                let own = job
+                    .part
+                    .and_then(|part| Some((placer.bound(job.id)?, part.bytes)));
+                let (gpus, bytes) = own.unwrap_or_default();
+                for gpu in gpus {
+                    held.push((gpu, job.id, bytes));
+                    later.entry(gpu).or_default();
+                }
+            }
             for id in state.running() {
                 let job = state.job(*id);
                 if let (Some(part), Some(run)) = (&job.part, job.run()) {
@@ -52,6 +65,7 @@ impl<'a> Parts<'a> {
             placer,
             open: Vec::new(),
             by_gpu: BTreeMap::new(),
+            held,
             later,
         }
     }
@@ -84,7 +98,7 @@ impl<'a> Parts<'a> {
         let here = job.run().and_then(|run| run.gpus.first().copied());
         if let Some(gpu) = own.or(here) {
             match self.by_gpu.get(&gpu) {
-                Some(at) if self.takes(*at, part) => {
+                Some(at) if self.takes(*at, part, job.id) => {
                     self.put(*at, job.id, part);
                     return Some(None);
                 }
@@ -97,7 +111,7 @@ impl<'a> Parts<'a> {
         }
         let rest = |at: &usize| 1.0 - self.open[*at].share;
         let best = (0..self.open.len())
-            .filter(|at| self.takes(*at, part))
+            .filter(|at| self.takes(*at, part, job.id))
             .min_by(|a, b| rest(a).total_cmp(&rest(b)).then(a.cmp(b)));
         if let Some(at) = best {
             self.put(at, job.id, part);
@@ -109,7 +123,8 @@ impl<'a> Parts<'a> {
         // Where it may be beside those that run there; else on a GPU that nobody runs on, if one is
         // to spare; else where fewest have to make space.
         let here = self.later.iter();
-        let here = here.filter(|(gpu, _)| self.holds(**gpu, part.bytes) && !taken.contains(gpu));
+        let here =
+            here.filter(|(gpu, _)| self.holds(**gpu, part.bytes, job.id) && !taken.contains(gpu));
         let (mut beside, mut others) = (Vec::new(), Vec::new());
         for (gpu, share) in here {
             let fits = *share + part.share <= 1.0 + PART_TOLERANCE;
@@ -122,20 +137,28 @@ impl<'a> Parts<'a> {
             others.min_by(by_share)
         });
         let gpu = gpu.map(|(_, gpu)| gpu);
+        if gpu.is_none() && !to_spare {
+            return None;
+        }
         Some(Some(self.open(gpu, job.id, part)))
     }
 
-    fn holds(&self, gpu: GpuId, bytes: u64) -> bool {
+    fn holds(&self, gpu: GpuId, bytes: u64, id: JobId) -> bool {
         let has = self.state.nodes()[self.state.node_of(gpu).0 as usize].gpu_bytes;
-        has == 0 || bytes <= has
+        let held = self
+            .held
+            .iter()
+            .filter(|held| held.0 == gpu && held.1 != id);
+        let asked = held.fold(bytes, |sum, held| sum.saturating_add(held.2));
+        has == 0 || asked <= has
     }
 
-    fn takes(&self, at: usize, part: &Part) -> bool {
+    fn takes(&self, at: usize, part: &Part, id: JobId) -> bool {
         let one = &self.open[at];
         let bytes = one.bytes.saturating_add(part.bytes);
         // One without a place is looked at again once it has one.
         one.share + part.share <= 1.0 + PART_TOLERANCE
-            && one.gpu.is_none_or(|gpu| self.holds(gpu, bytes))
+            && one.gpu.is_none_or(|gpu| self.holds(gpu, bytes, id))
             && one.jobs.len() < self.state.most_on_gpu() as usize
     }
 
@@ -147,6 +170,7 @@ impl<'a> Parts<'a> {
             bytes: part.bytes,
             jobs: vec![id],
         });
+        self.held.retain(|held| held.1 != id);
         if let Some(gpu) = gpu {
             self.by_gpu.insert(gpu, at);
             self.later.remove(&gpu);
@@ -156,6 +180,7 @@ impl<'a> Parts<'a> {
 
     fn put(&mut self, at: usize, id: JobId, part: &Part) {
         let runs_on = |id: JobId| self.state.job(id).run().and_then(|run| run.gpus.first());
+        self.held.retain(|held| held.1 != id);
         let one = &mut self.open[at];
         one.share += part.share;
         one.bytes = one.bytes.saturating_add(part.bytes);
@@ -166,6 +191,11 @@ impl<'a> Parts<'a> {
             let last = one.jobs.len() - 1;
             one.jobs.swap(0, last);
         }
+    }
+
+    /// GPUs on which such jobs are, and that nobody was given a part of.
+    pub(super) fn closed(&self) -> BTreeSet<GpuId> {
+        self.later.keys().copied().collect()
     }
 
     /// This GPU is divided.

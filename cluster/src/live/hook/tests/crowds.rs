@@ -312,3 +312,35 @@ fn parts_that_nobody_can_have_are_refused_with_the_reason() {
     let refused = world.part("job 0.5 10", 0.5, 1).unwrap_err().to_string();
     assert!(refused.contains("gives no parts"), "{refused}");
 }
+
+#[test]
+fn jobs_that_do_not_fit_at_once_share_a_device_where_their_memory_moves() {
+    // Three of 10 GiB on one of 16, of which 1 GiB each stays: how many run beside each other.
+    let most = |host_gib: u64, evictable: bool| {
+        let mut world = World::new(&[1], Some("trial:jobs=3"));
+        world.nodes[0].host_bytes = host_gib << 30;
+        for _ in 0..3 {
+            let now = world.now();
+            let asked = Submission {
+                command: ["job", "0.3", "60"].map(str::to_owned).into(),
+                kind: "k".into(),
+                mem_bytes: Some(10 << 30),
+                evictable,
+                ..Submission::default()
+            };
+            world.hook().submit(asked, now).unwrap();
+        }
+        let mut most = 0;
+        while !world.over() {
+            assert!(world.s < 600.0, "{:?}", world.hook().job_views());
+            world.tick();
+            most = most.max(world.most_on_a_device());
+        }
+        most
+    };
+    assert_eq!(most(40, true), 3);
+    assert_eq!(most(40, false), 1, "10 and 10 stay");
+    assert_eq!(most(0, true), 1, "an arbiter that moves nothing");
+    assert_eq!(most(10, true), 2, "9 GiB of one may be away, not of two");
+    assert_eq!(most(8, true), 1);
+}
