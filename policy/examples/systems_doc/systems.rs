@@ -113,6 +113,10 @@ pub const SYSTEMS: &[System] = &[
                 "tests/suite/cluster/crowds.rs",
                 "three_processes_share_a_gpu_once_their_pair_was_measured_and_a_killed_hook_keeps_them",
             ),
+            Test(
+                "tests/suite/cluster/crowds.rs",
+                "three_processes_share_a_gpu_in_turns_where_their_memory_does_not_fit_at_once",
+            ),
         ],
         fitted: "",
         missing: "parts of GPUs under round allocators, sizers and the admission `cells`; memory of \
