@@ -327,6 +327,7 @@ fn policies(args: &Policies) -> String {
 fn default(kind: &Kind) -> Value {
     match kind {
         Kind::Number { default, .. } => json!([default]),
+        Kind::Whole { default, .. } => json!([default]),
         Kind::Numbers { default, .. } => json!(default),
         Kind::Choice { default, .. } => json!(default),
         Kind::Flag { default } => json!(default),

@@ -148,6 +148,34 @@ impl Packer for Counted<dyn Packer> {
     fn keeps_pairs(&self) -> bool {
         self.1.keeps_pairs()
     }
+    fn most_jobs(&self) -> u32 {
+        self.1.most_jobs()
+    }
+    fn score_beside(
+        &self,
+        there: &[&Profile],
+        joiner: &Profile,
+        kind: GpuType,
+    ) -> Option<PackScore> {
+        self.1.score_beside(there, joiner, kind)
+    }
+    fn judge_several(&self, all: &[&Profile], kind: GpuType, measured: &[f64]) -> Option<Reason> {
+        self.1.judge_several(all, kind, measured)
+    }
+    fn observe_several(&mut self, all: &[&Profile], kind: GpuType, measured: &[f64]) -> Verdict {
+        self.1.observe_several(all, kind, measured)
+    }
+    fn refused_several(&self, all: &[&Profile], kind: GpuType) -> Option<Reason> {
+        self.1.refused_several(all, kind)
+    }
+    fn refused_several_at(
+        &self,
+        state: &ClusterState,
+        gpus: &[GpuId],
+        all: &[JobId],
+    ) -> Option<Reason> {
+        self.1.refused_several_at(state, gpus, all)
+    }
 }
 
 impl Admission for Counted<dyn Admission> {
@@ -280,6 +308,7 @@ fn known() -> Known {
     Known {
         pairs: past(),
         past_gpu_s: (1..=LEAST_PAST_JOBS).map(|at| 10.0 * at as f64).collect(),
+        gpu_bytes: 16 << 30,
     }
 }
 

@@ -49,6 +49,15 @@ pub enum Kind {
         /// When nothing is said.
         default: f64,
     },
+    /// A whole number from `min` to `max`.
+    Whole {
+        /// The smallest.
+        min: u32,
+        /// The largest.
+        max: u32,
+        /// When nothing is said.
+        default: u32,
+    },
     /// Numbers from `min` to `max`, joined by `+`.
     Numbers {
         /// The smallest.
@@ -163,7 +172,9 @@ impl<B> Registration<B> {
             let known = self.params.iter().find(|known| known.name == name);
             let word = || Value::Word(value.to_owned());
             let value = match known.map(|known| known.kind) {
-                Some(Kind::Number { .. }) => value.parse().map_or_else(|_| word(), Value::Number),
+                Some(Kind::Number { .. } | Kind::Whole { .. }) => {
+                    value.parse().map_or_else(|_| word(), Value::Number)
+                }
                 Some(Kind::Numbers { .. }) => {
                     let numbers: Result<Vec<f64>, _> = value.split('+').map(str::parse).collect();
                     numbers.map_or_else(|_| word(), Value::Numbers)
@@ -189,6 +200,10 @@ impl<B> Registration<B> {
         let (fits, did_you_mean) = match (&known.kind, &param.value) {
             (Kind::Number { min, max, .. }, Value::Number(number)) => {
                 (number.is_finite() && number >= min && number <= max, None)
+            }
+            (Kind::Whole { min, max, .. }, Value::Number(number)) => {
+                let within = f64::from(*min)..=f64::from(*max);
+                (number.fract() == 0.0 && within.contains(number), None)
             }
             (Kind::Numbers { min, max, .. }, Value::Numbers(numbers)) => {
                 let fits = |number: &f64| number.is_finite() && number >= min && number <= max;
@@ -241,6 +256,7 @@ impl Settings<'_> {
         match self.given(name) {
             (Some(Value::Number(number)), _) => *number,
             (_, Some(Kind::Number { default, .. })) => default,
+            (_, Some(Kind::Whole { default, .. })) => f64::from(default),
             _ => 0.0,
         }
     }
@@ -310,6 +326,7 @@ impl fmt::Display for Kind {
                 write!(f, "one number of at least {min}")
             }
             Self::Number { min, max, .. } => write!(f, "one number from {min} to {max}"),
+            Self::Whole { min, max, .. } => write!(f, "a whole number from {min} to {max}"),
             Self::Numbers { min, max, .. } if *max == f64::INFINITY => {
                 write!(f, "numbers of at least {min}, joined by `+`")
             }

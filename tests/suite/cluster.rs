@@ -1,5 +1,6 @@
 //! The hook above two arbiters on one host, each with a simulated device of its own.
 
+mod crowds;
 mod processes;
 mod rights;
 mod slurm;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use control::JobStatus;
 use tests::{Outcome, ProgramRun, Sandbox, programs, wait_until};
 
-const OUT_OF_MEMORY: &str = "2 -1";
+pub const OUT_OF_MEMORY: &str = "2 -1";
 /// What the simulated device gives out at least.
 const GRANULE: u64 = 2 * MIB;
 const MIB: u64 = 1 << 20;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use cluster::live::slurm::MOST_REQUEUES;
 use control::Class;
-use control::kinds::Flag;
+use control::kinds::{Flag, Share};
 use control::setting::Kind as _;
 
 use crate::tls_flags::TlsFlags;
@@ -172,6 +172,10 @@ pub struct Submit {
     /// The job can go on with any number of GPUs up to this; with --restartable and a sizer
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub max_gpus: Option<u32>,
+    /// Part of one GPU, from 0.01 to below 1, with --mem of its memory: the job shares that GPU
+    /// with others of which the parts add up to one at most [default: whole GPUs]
+    #[arg(long, value_name = "SHARE", value_parser = Share::parse, requires = "mem")]
+    pub share: Option<f64>,
     /// Memory limit on each device: 8GiB, 512M
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub mem: Option<u64>,
@@ -190,6 +194,10 @@ pub struct Submit {
     /// It keeps its progress itself: it may be stopped and started again, anywhere
     #[arg(long, value_name = "true|false", value_parser = Flag::parse, num_args = 0..=1, default_missing_value = "true", default_value = "false")]
     pub restartable: bool,
+    /// Its memory may leave its GPUs while others run: it may share one with jobs with which it
+    /// does not fit into the memory at once
+    #[arg(long, value_name = "true|false", value_parser = Flag::parse, num_args = 0..=1, default_missing_value = "true", default_value = "false")]
+    pub evictable: bool,
     /// Variable for the job; may be repeated
     #[arg(long = "env", value_name = "NAME=VALUE", value_parser = parse_variable)]
     pub env: Vec<(String, String)>,

@@ -247,22 +247,40 @@ fn submit(args: &Submit) -> anyhow::Result<String> {
             .map_or_else(String::new, |dir| dir.display().to_string()),
         gpus: args.gpus,
         max_gpus: args.max_gpus,
+        share: args.share,
         mem_bytes: args.mem,
         class: args.class,
         work_s: args.work.map(|work| work.as_secs_f64()),
         deadline_s: args.deadline.map(|deadline| deadline.as_secs_f64()),
         weight: args.weight,
         restartable: args.restartable,
+        evictable: args.evictable,
         once: args.once.clone().unwrap_or_default(),
     };
     let job: JobView = client(&args.hook)?
         .ask("POST", "/v1/jobs", Some(&asked))
         .context("the job was not taken")?;
+    if let Some(share) = args.share.filter(|_| job.share_asked.is_none()) {
+        bail!(
+            "the hook is of an earlier version and knows no parts of GPUs: job {id} was to have {share} of one and gets whole ones; take it back with `sublet cluster cancel {id}`, or start the hook's new version",
+            id = job.id
+        );
+    }
     Ok(if args.json {
         object(serde_json::to_value(job)?)
     } else {
         format!("{}\n", job.id)
     })
+}
+
+/// The jobs that it shares its devices with.
+fn beside(job: &JobView) -> String {
+    let all = match job.beside_all.as_slice() {
+        [] => job.beside.as_slice(),
+        all => all,
+    };
+    let all: Vec<String> = all.iter().map(u64::to_string).collect();
+    all.join(",")
 }
 
 fn get<T: serde::de::DeserializeOwned>(hook: &args::Hook, path: &str) -> anyhow::Result<T> {
@@ -305,7 +323,7 @@ fn jobs(args: &Show) -> anyhow::Result<String> {
             } else {
                 format!("{:.2}", job.share)
             },
-            job.beside.map_or("-".into(), |other| other.to_string()),
+            or_none(beside(job)),
             job.rate.map_or("-".into(), |rate| format!("{rate:.2}")),
             job.attempts.to_string(),
             or_none(job.reason.clone()),

@@ -8,9 +8,10 @@
 use std::sync::Arc;
 
 use policy::cluster::catalogue::{Busy, Context};
+use policy::cluster::packer::together_bytes;
 use policy::cluster::{
-    ClusterState, FreeGpus, GpuId, GpuType, Job, JobId, PackScore, Packer, PairTable, Past, Placer,
-    Policies, Profile, Reason, RoundAllocator, Scheduler, Tags, Verdict,
+    ClusterState, FreeGpus, GpuId, GpuType, Job, JobId, NodeId, PackScore, Packer, PairTable, Past,
+    Placer, Policies, Profile, Reason, RoundAllocator, Scheduler, Tags, Verdict,
 };
 
 use super::facts::Shared;
@@ -23,6 +24,8 @@ pub struct Known {
     pub pairs: Vec<Past>,
     /// GPU-seconds of jobs that are done.
     pub past_gpu_s: Vec<f64>,
+    /// Memory of the largest GPU; 0: there is none yet.
+    pub gpu_bytes: u64,
 }
 
 /// Past jobs that the Gittins index needs at least.
@@ -44,9 +47,12 @@ pub fn context(known: &Known) -> Context {
     Context {
         sharing: sharing.map(|(_, a, b, rates)| (*a, *b, *rates)).collect(),
         pairs: (!pairs.is_empty()).then(|| Arc::new(pairs)),
-        // [`LivePacker`] knows the memory of each type of GPU, and asks no packer about a pair
-        // that does not fit.
-        gpu_bytes: u64::MAX,
+        // What is learnt from memory is relative to it. [`LivePacker`] and the scheduler look at
+        // the memory of the very GPU, and ask no packer about jobs that do not fit.
+        gpu_bytes: match known.gpu_bytes {
+            0 => u64::MAX,
+            bytes => bytes,
+        },
         busy: Busy::OnceSeen,
         past_gpu_s: if known.past_gpu_s.len() >= LEAST_PAST_JOBS {
             known.past_gpu_s.clone()
@@ -184,6 +190,20 @@ impl LivePacker {
     pub fn new(inner: Box<dyn Packer>, shared: Shared) -> Self {
         Self { inner, shared }
     }
+
+    /// These jobs fit only where memory moves, and the node has no space for what would be away.
+    fn is_too_far<'a>(
+        &self,
+        state: &ClusterState,
+        node: NodeId,
+        all: impl Iterator<Item = &'a Profile>,
+    ) -> bool {
+        let [needed, away] = together_bytes(all);
+        let there = state.nodes()[node.0 as usize].gpu_bytes;
+        let moves = away > 0 && there > 0 && needed.saturating_add(away) > there;
+        let facts = self.shared.facts();
+        moves && facts.away_bytes.get(&node).is_none_or(|most| away > *most)
+    }
 }
 
 impl Packer for LivePacker {
@@ -196,15 +216,9 @@ impl Packer for LivePacker {
     }
 
     fn score(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<PackScore> {
-        let there = self
-            .shared
-            .facts()
-            .gpu_bytes
-            .get(&kind)
-            .copied()
-            .unwrap_or(0);
-        let asked = host.peak_bytes().saturating_add(joiner.peak_bytes());
-        if there > 0 && asked > there {
+        let there = self.shared.facts().gpu_bytes.get(&kind).copied();
+        let [needed, _] = together_bytes([host, joiner].into_iter());
+        if there.is_some_and(|there| there > 0 && needed > there) {
             return None;
         }
         self.inner.score(host, joiner, kind)
@@ -236,18 +250,74 @@ impl Packer for LivePacker {
         joiner: JobId,
     ) -> Option<Reason> {
         let node = state.node_of(*gpus.first()?);
-        let facts = self.shared.facts();
         let (host, joiner) = (state.job(host), state.job(joiner));
         let other = |own: &Vec<GpuId>| !own.iter().all(|gpu| gpus.contains(gpu));
-        if facts.pinned.get(&joiner.id).is_some_and(other) {
+        let pinned = self
+            .shared
+            .facts()
+            .pinned
+            .get(&joiner.id)
+            .is_some_and(other);
+        if pinned {
             return Some(Reason::Bound);
         }
+        if self.is_too_far(state, node, [&host.profile, &joiner.profile].into_iter()) {
+            return Some(Reason::Memory);
+        }
         let kinds = [host.profile.kind, joiner.profile.kind];
+        let facts = self.shared.facts();
         facts.barred.get(&(node, host.gpus, kinds)).copied()
     }
 
     fn keeps_pairs(&self) -> bool {
         self.inner.keeps_pairs()
+    }
+
+    fn most_jobs(&self) -> u32 {
+        self.inner.most_jobs()
+    }
+
+    fn score_beside(
+        &self,
+        there: &[&Profile],
+        joiner: &Profile,
+        kind: GpuType,
+    ) -> Option<PackScore> {
+        // The scheduler has added up what they hold, by the memory of the very GPUs.
+        self.inner.score_beside(there, joiner, kind)
+    }
+
+    fn judge_several(&self, all: &[&Profile], kind: GpuType, measured: &[f64]) -> Option<Reason> {
+        self.inner.judge_several(all, kind, measured)
+    }
+
+    fn observe_several(&mut self, all: &[&Profile], kind: GpuType, measured: &[f64]) -> Verdict {
+        self.inner.observe_several(all, kind, measured)
+    }
+
+    fn refused_several(&self, all: &[&Profile], kind: GpuType) -> Option<Reason> {
+        self.inner.refused_several(all, kind)
+    }
+
+    fn refused_several_at(
+        &self,
+        state: &ClusterState,
+        gpus: &[GpuId],
+        all: &[JobId],
+    ) -> Option<Reason> {
+        let node = state.node_of(*gpus.first()?);
+        let profiles = all.iter().map(|id| &state.job(*id).profile);
+        if self.is_too_far(state, node, profiles) {
+            return Some(Reason::Memory);
+        }
+        let facts = self.shared.facts();
+        if facts.barred_several.is_empty() {
+            return None;
+        }
+        let mut kinds: Vec<_> = all.iter().map(|id| state.job(*id).profile.kind).collect();
+        kinds.sort_unstable();
+        let gpus = state.job(*all.first()?).gpus;
+        facts.barred_several.get(&(node, gpus, kinds)).copied()
     }
 }
 
@@ -359,5 +429,38 @@ mod tests {
         assert!(packer.score(&a, &b, GpuType(0)).is_none());
         b.persistent_bytes = u64::MAX;
         assert!(packer.score(&a, &b, GpuType(0)).is_none());
+    }
+
+    #[test]
+    fn pairs_that_do_not_fit_at_once_are_tried_where_their_memory_moves_and_the_host_holds_it() {
+        const GIB: u64 = 1 << 30;
+        let shared = Shared::default();
+        shared.facts().gpu_bytes.insert(GpuType(0), 16 * GIB);
+        let packer = LivePacker::new(
+            catalogue::packer("trial", &Context::default()).unwrap(),
+            shared.clone(),
+        );
+        let tried = |host: [u64; 2], joiner: [u64; 2]| {
+            let mut state = ClusterState::uniform(1, 1);
+            let [host, joiner] = [host, joiner].map(|[peak, movable]| {
+                let mut job = Job::rigid(JobType(0), 1, 0.0, 1.0);
+                job.profile.persistent_bytes = peak * GIB;
+                job.profile.movable_bytes = movable * GIB;
+                state.arrive(job)
+            });
+            let profile = |id| &state.job(id).profile;
+            let scored = packer.score(profile(host), profile(joiner), GpuType(0));
+            let there = packer.refused_at(&state, &[GpuId(0)], host, joiner);
+            assert!(there.is_none_or(|why| why == Reason::Memory));
+            scored.is_some() && there.is_none()
+        };
+        assert!(!tried([12, 12], [12, 12]), "this node moves nothing");
+        assert!(tried([4, 4], [12, 12]), "they fit as they are");
+        shared.facts().away_bytes.insert(NodeId(0), 12 * GIB);
+        assert!(tried([12, 12], [12, 12]));
+        assert!(!tried([12, 0], [12, 12]), "12 stay, and 12 come");
+        assert!(tried([12, 12], [4, 0]));
+        assert!(!tried([15, 13], [15, 12]), "2 and 3 stay, 13 come, of 16");
+        assert!(!tried([14, 14], [14, 14]), "14 would be away, of 12");
     }
 }

@@ -362,6 +362,7 @@ impl Agent {
             // CAST: a number of processors.
             cpus: std::thread::available_parallelism().map_or(1, usize::from) as f64,
             mem_bytes: kib.unwrap_or(0) << 10,
+            moves_memory: true,
             devices,
             refusal: String::new(),
         };

@@ -21,11 +21,16 @@ pub struct Facts {
     pub pinned: BTreeMap<JobId, Vec<GpuId>>,
     /// Memory of a GPU of each type.
     pub gpu_bytes: BTreeMap<GpuType, u64>,
+    /// How much of the memory of the jobs of one GPU of a node may be in the memory of its machine,
+    /// as its arbiter says. None: it moves nothing for this hook.
+    pub away_bytes: BTreeMap<NodeId, u64>,
     /// Kinds of job whose speed on a type of GPU is not known well enough.
     pub unsure: BTreeSet<Unsure>,
     /// Pairs of kinds (host first), with their number of GPUs, that were bad on a node by its own
     /// figures.
     pub barred: BTreeMap<(NodeId, u32, [JobType; 2]), Reason>,
+    /// The same of three jobs or more, by their kinds in order.
+    pub barred_several: BTreeMap<(NodeId, u32, Vec<JobType>), Reason>,
     /// Length of a round, in seconds.
     pub round_s: f64,
     /// When the present round ends, on the state's clock.

@@ -56,6 +56,8 @@ pub struct NodeRecord {
     pub cpus: f64,
     /// Memory of the machine.
     pub mem_bytes: u64,
+    /// As registered.
+    pub moves_memory: bool,
     /// Its devices.
     pub devices: Vec<Device>,
 }
@@ -150,8 +152,10 @@ pub struct RunRecord {
     pub stopping: bool,
     /// It holds its place and waits for its turn.
     pub suspended: bool,
-    /// It came second onto its devices.
+    /// Others were on its devices before it.
     pub joiner: bool,
+    /// How many; 0 for a joiner: it is one.
+    pub rank: u32,
     /// It said that all is saved and that it may be stopped.
     pub saved: bool,
 }
@@ -249,6 +253,26 @@ pub struct PairRecord {
     pub unix_ms: u64,
 }
 
+/// What a node measured of three jobs or more together. It counts on that node alone.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CrowdRecord {
+    /// Which node.
+    pub node: String,
+    /// Type of the GPU.
+    pub gpu: String,
+    /// GPUs of each.
+    pub gpus: u32,
+    /// Their kinds, the one that came first first.
+    pub kinds: Vec<String>,
+    /// Speed of each relative to being alone.
+    pub rates: Vec<f64>,
+    /// When, on the cluster's clock.
+    pub at_s: f64,
+    /// When, by the wall clock.
+    pub unix_ms: u64,
+}
+
 /// All that is kept.
 #[derive(Debug, Default)]
 pub struct Kept {
@@ -260,6 +284,8 @@ pub struct Kept {
     pub orders: Vec<(String, Order)>,
     /// Pairs.
     pub pairs: Vec<PairRecord>,
+    /// Three jobs or more together.
+    pub crowds: Vec<CrowdRecord>,
     /// Solo speeds, by [`solo_key`].
     pub solos: Vec<(String, Solo)>,
     /// Solo speeds by node.
@@ -289,6 +315,10 @@ pub struct Changes {
     pub pairs: Vec<PairRecord>,
     /// Pairs to drop, by [`pair_key`].
     pub dropped_pairs: Vec<String>,
+    /// Three jobs or more together, to write.
+    pub crowds: Vec<CrowdRecord>,
+    /// To drop, by [`crowd_key`].
+    pub dropped_crowds: Vec<String>,
     /// Speeds to write.
     pub solos: Vec<(String, Solo)>,
     /// Speeds to drop.
@@ -317,6 +347,8 @@ impl Changes {
             && self.dropped_orders.is_empty()
             && self.pairs.is_empty()
             && self.dropped_pairs.is_empty()
+            && self.crowds.is_empty()
+            && self.dropped_crowds.is_empty()
             && self.solos.is_empty()
             && self.dropped_solos.is_empty()
             && self.speeds.is_empty()
@@ -331,6 +363,20 @@ impl Changes {
 #[must_use]
 pub fn solo_key(gpu: &str, gpus: u32, kind: &str) -> String {
     format!("{gpu}\n{gpus}\n{kind}")
+}
+
+/// Under what three jobs or more are kept: in any order of coming.
+#[must_use]
+pub fn crowd_key(crowd: &CrowdRecord) -> String {
+    let mut kinds = crowd.kinds.clone();
+    kinds.sort_unstable();
+    format!(
+        "{}\n{}\n{}\n{}",
+        crowd.node,
+        crowd.gpu,
+        crowd.gpus,
+        kinds.join("\n")
+    )
 }
 
 /// Under what a pair is kept.

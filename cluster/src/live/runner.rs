@@ -415,6 +415,9 @@ fn command(spec: &SpecFile, user: &User, word: &str) -> Command {
     if let Some(bytes) = start.terms.mem_bytes {
         command.args(["--mem", &format!("{bytes}B")]);
     }
+    if start.evictable {
+        command.arg("--evictable");
+    }
     for device in &start.devices {
         command.args(["--device", device]);
     }

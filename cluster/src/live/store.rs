@@ -14,7 +14,7 @@ use redb::{Database, ReadableTable, TableDefinition};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::records::{Changes, Kept, Meta, pair_key, solo_key};
+use super::records::{Changes, Kept, Meta, crowd_key, pair_key, solo_key};
 use super::wire::HookId;
 
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
@@ -22,6 +22,7 @@ const NODES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("nodes");
 const JOBS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("jobs");
 const ORDERS: TableDefinition<'_, (&str, u64), &[u8]> = TableDefinition::new("orders");
 const PAIRS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("pairs");
+const CROWDS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("crowds");
 const SOLOS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("solos");
 const SPEEDS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("speeds");
 const SERVICES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("services");
@@ -228,6 +229,13 @@ impl Store {
             for pair in &changes.pairs {
                 pairs.insert(pair_key(pair).as_str(), json(pair).as_slice())?;
             }
+            let mut crowds = transaction.open_table(CROWDS)?;
+            for key in &changes.dropped_crowds {
+                crowds.remove(key.as_str())?;
+            }
+            for crowd in &changes.crowds {
+                crowds.insert(crowd_key(crowd).as_str(), json(crowd).as_slice())?;
+            }
             let mut solos = transaction.open_table(SOLOS)?;
             for key in &changes.dropped_solos {
                 solos.remove(key.as_str())?;
@@ -293,6 +301,9 @@ fn read(database: &Database) -> Result<(Option<Meta>, Kept), Fault> {
         for row in transaction.open_table(PAIRS)?.iter()? {
             kept.pairs.push(parse(row?.1.value())?);
         }
+        for row in transaction.open_table(CROWDS)?.iter()? {
+            kept.crowds.push(parse(row?.1.value())?);
+        }
         for row in transaction.open_table(SOLOS)?.iter()? {
             let (key, value) = row?;
             kept.solos
@@ -335,7 +346,9 @@ pub fn random_word() -> Result<String, getrandom::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::live::records::{JobRecord, PairRecord, Service, Solo, SpeedRecord, Witness};
+    use crate::live::records::{
+        CrowdRecord, JobRecord, PairRecord, Service, Solo, SpeedRecord, Witness,
+    };
     use crate::live::wire::{Order, RunId, What};
 
     #[test]
@@ -389,6 +402,12 @@ mod tests {
             gpus: 1,
             ..PairRecord::default()
         };
+        let crowd = CrowdRecord {
+            gpu: "T4".into(),
+            kinds: ["b", "a", "a"].map(str::to_owned).into(),
+            rates: vec![0.5, 0.25, 0.25],
+            ..CrowdRecord::default()
+        };
         let solo = ("T4\n1\na".to_owned(), Solo::default());
         let speed = SpeedRecord {
             gpu: "T4".into(),
@@ -405,6 +424,8 @@ mod tests {
             dropped_pairs: vec![pair_key(&pair)],
             dropped_solos: vec![solo.0.clone()],
             pairs: vec![pair.clone()],
+            dropped_crowds: vec![crowd_key(&crowd)],
+            crowds: vec![crowd.clone()],
             solos: vec![solo.clone()],
             dropped_speeds: vec![solo.0.clone()],
             speeds: vec![speed.clone()],
@@ -417,6 +438,7 @@ mod tests {
         drop(store);
         let (_, kept, _) = Store::open(dir.path(), 2).unwrap();
         assert_eq!((kept.pairs, kept.solos), (vec![pair], vec![solo]));
+        assert_eq!(kept.crowds, [crowd]);
         assert_eq!((kept.speeds, kept.services), (vec![speed], vec![service]));
     }
 

@@ -95,6 +95,8 @@ pub struct Registration {
     pub cpus: f64,
     /// Memory of the machine.
     pub mem_bytes: u64,
+    /// It starts jobs as evictable where it is to.
+    pub moves_memory: bool,
     /// Its devices, in the order of their indices.
     pub devices: Vec<Device>,
     /// It does nothing that this hook says, and this is why. Empty: it does.
@@ -361,6 +363,8 @@ pub struct StartRun {
     pub devices: Vec<String>,
     /// They are simulated.
     pub simulated: bool,
+    /// Its memory may leave its devices while others run.
+    pub evictable: bool,
     /// What it may have.
     pub terms: Terms,
 }
@@ -389,6 +393,11 @@ pub struct Submission {
     /// jobs. Null: with `gpus` only.
     #[schema(minimum = 1)]
     pub max_gpus: Option<u32>,
+    /// Part of one GPU's time that it asks for, above 0 and below 1, with `mem_bytes` of its
+    /// memory: it shares that GPU with others of which the parts add up to no more than one. Null:
+    /// whole GPUs.
+    #[schema(exclusive_minimum = 0, exclusive_maximum = 1)]
+    pub share: Option<f64>,
     /// Memory quota on each device.
     pub mem_bytes: Option<u64>,
     /// How firmly.
@@ -403,6 +412,9 @@ pub struct Submission {
     /// It keeps its progress itself: it may be stopped and started again, anywhere. Otherwise it
     /// stays where it started, and is paused if it has to make space.
     pub restartable: bool,
+    /// Its memory may leave its devices while others run: it may be beside jobs with which it does
+    /// not fit into a device's memory at once.
+    pub evictable: bool,
     /// A word of the submitter's, such as a UUID: the same word twice is one job. Empty: none.
     pub once: String,
 }
@@ -476,8 +488,12 @@ pub struct JobView {
     /// Part of their time that it was given.
     #[schema(minimum = 0, maximum = 1)]
     pub share: f64,
-    /// The job it shares them with.
+    /// The job it shares them with; of several the one that came first.
     pub beside: Option<u64>,
+    /// All jobs that it shares them with, the one that came first first.
+    pub beside_all: Vec<u64>,
+    /// Part of one GPU that it asks for; null: whole GPUs.
+    pub share_asked: Option<f64>,
     /// Speed relative to solo, as last measured beside another.
     pub rate: Option<f64>,
     /// How often it was started.

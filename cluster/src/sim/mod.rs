@@ -3,8 +3,9 @@
 //!
 //! The simulator keeps a [`ClusterState`] as the live hook keeps its own, reports events to the
 //! [`Scheduler`], and applies its decisions. It adds how fast jobs really run: solo jobs as the
-//! trace says, pairs as the table of pairs says, and no job during a restart. Policies may know
-//! less: with `noise` their figures for a job's work and for a pair are off by a factor.
+//! trace says, pairs as the table of pairs says, several by what each of the others costs
+//! ([`beside_others`]), and no job during a restart. Policies may know less: with `noise` their
+//! figures for a job's work and for a pair are off by a factor.
 
 mod learning;
 
@@ -15,8 +16,8 @@ use std::sync::Arc;
 use policy::cluster::host::{self, HostDivision};
 use policy::cluster::packer::Trial;
 use policy::cluster::{
-    ClusterState, Decision, GpuId, GpuType, JobId, NodeId, PairTable, Random, Refused, Scheduler,
-    Throughputs,
+    ClusterState, Decision, GpuId, GpuType, JobId, MOST_JOBS_ON_GPU, NodeId, PairTable, Random,
+    Refused, Scheduler, Throughputs, Verdict, beside_others,
 };
 
 use crate::trace::Trace;
@@ -77,7 +78,7 @@ pub struct Outcome {
     pub gpus: u32,
     /// Seconds from the first arrival to the last end.
     pub makespan_s: f64,
-    /// GPU-seconds in which a GPU was held, by one job or by two.
+    /// GPU-seconds in which a GPU was held, by one job or by several.
     pub held_gpu_s: f64,
     /// Running jobs stopped in favour of others.
     pub preemptions: u64,
@@ -87,10 +88,12 @@ pub struct Outcome {
     pub migrations: u64,
     /// Running jobs whose number of GPUs was changed.
     pub resizes: u64,
-    /// Pairs made.
+    /// Jobs put beside others.
     pub packs: u64,
-    /// Pairs split because they did not pay.
+    /// Jobs sent away from others because that did not pay.
     pub unpacks: u64,
+    /// Most jobs that were on one GPU at once.
+    pub most_on_gpu: u32,
     /// Decisions taken.
     pub decisions: u64,
 }
@@ -131,6 +134,16 @@ pub enum SimError {
         job: u32,
         /// What it asks for.
         gpus: u32,
+    },
+    /// A job asks for a part of a GPU, and nobody gives such.
+    #[error(
+        "job {index} of the trace asks for a part of a GPU, and this scheduler gives none: {why}; choose another, or leave out the column `share`"
+    )]
+    NoParts {
+        /// Place in the trace, from 0.
+        index: usize,
+        /// Why not.
+        why: &'static str,
     },
     /// A parameter makes no sense.
     #[error("{what} is {value}: {expected}")]
@@ -222,6 +235,13 @@ impl<'a> Simulation<'a> {
                 return Err(SimError::TooLarge { index, gpus, there });
             }
         }
+        let asks = trace.jobs.iter().position(|job| job.part.is_some());
+        if let (Some(index), Some(why)) = (asks, scheduler.gives_no_parts()) {
+            return Err(SimError::NoParts { index, why });
+        }
+        // Of parts as many as add up to a GPU.
+        let most = asks.map_or(scheduler.most_jobs(), |_| MOST_JOBS_ON_GPU);
+        state.set_most_on_gpu(most);
         (state.restart_s, state.start_s) = (config.restart_s, config.start_s);
         let random = Random::new(config.seed ^ 0x6e6f_6973);
         let outcome = Outcome {
@@ -399,7 +419,7 @@ impl<'a> Simulation<'a> {
         if self.ends_epoch(id) {
             return false;
         }
-        let partner = self.state.partner(id);
+        let others: Vec<JobId> = self.state.others(id).collect();
         let neighbours = self.neighbours(&[id].into());
         self.state.finish(id);
         self.scheduler.note(id);
@@ -412,9 +432,9 @@ impl<'a> Simulation<'a> {
         fate.waited_s = (now_s - fate.arrival_s - job.held_s(now_s)).max(0.0);
         let fair_s = fate.solo_s.max(1e-9) * self.state.contention(job);
         fate.rho = (now_s - fate.arrival_s) / fair_s;
-        if let Some(partner) = partner {
-            self.scheduler.note(partner);
-            self.pace(partner);
+        for other in others {
+            self.scheduler.note(other);
+            self.pace(other);
         }
         for other in neighbours.into_iter().filter(|other| *other != id) {
             self.pace(other);
@@ -422,7 +442,7 @@ impl<'a> Simulation<'a> {
         true
     }
 
-    /// A pair has run for its window: tell the packer.
+    /// Jobs on the same GPUs have run for their window: tell the packer.
     fn measure(&mut self) -> bool {
         let Some(Reverse((_, joiner, epoch))) = self.measures.pop() else {
             return false;
@@ -430,32 +450,65 @@ impl<'a> Simulation<'a> {
         if self.epochs[joiner.0 as usize] != epoch {
             return false;
         }
+        // Parts of a GPU are enforced: what their jobs get says nothing of pairs.
+        if self.state.job(joiner).part.is_some() {
+            return false;
+        }
         let Some(host) = self.state.partner(joiner) else {
             return false;
         };
+        if self.state.others(joiner).count() > 1 {
+            return self.measure_several(joiner);
+        }
         let noise = self.config.noise;
         let mut measured = [host, joiner].map(|id| self.relative(id));
         for speed in &mut measured {
             *speed *= (noise * self.random.normal()).exp();
         }
         let verdict = self.scheduler.observe(&self.state, host, joiner, measured);
-        verdict != policy::cluster::Verdict::Keep
+        verdict != Verdict::Keep
+    }
+
+    /// What several are measured at together says nothing of any two of them. The window is that of
+    /// the one that came last.
+    fn measure_several(&mut self, joiner: JobId) -> bool {
+        let group: Vec<JobId> = self.state.group(joiner).collect();
+        if group.last() != Some(&joiner) {
+            return false;
+        }
+        let noise = self.config.noise;
+        let mut measured: Vec<f64> = group.iter().map(|id| self.relative(*id)).collect();
+        for speed in &mut measured {
+            *speed *= (noise * self.random.normal()).exp();
+        }
+        let verdict = self
+            .scheduler
+            .observe_several(&self.state, &group, &measured);
+        verdict != Verdict::Keep
     }
 
     /// Speed relative to being alone on the same GPUs.
     fn relative(&self, id: JobId) -> f64 {
-        let Some(partner) = self.state.partner(id) else {
+        if self.state.partner(id).is_none() {
             return 1.0;
-        };
-        let (job, other) = (self.state.job(id), self.state.job(partner));
-        let kind = self.kind(id);
-        let table = self
-            .pairs
-            .as_ref()
-            .and_then(|pairs| pairs.pair(job.profile.kind, other.profile.kind, kind, job.gpus));
-        // Without a measurement: both slow down by what they ask for beyond one device.
-        let model = 1.0 / (job.profile.busy + other.profile.busy).max(1.0);
-        table.map_or(model, |[speed, _]| speed)
+        }
+        let (job, kind) = (self.state.job(id), self.kind(id));
+        let mut busy = job.profile.busy;
+        // Without a measurement: all slow down by what they ask for beyond one device.
+        let speeds = self.state.others(id).map(|other| {
+            let other = &self.state.job(other).profile;
+            busy += other.busy;
+            let pairs = self.pairs.as_ref()?;
+            let pair = pairs.pair(job.profile.kind, other.kind, kind, job.gpus);
+            pair.map(|[speed, _]| speed)
+        });
+        let speeds: Vec<Option<f64>> = speeds.collect();
+        let beside = beside_others(speeds, busy);
+        match &job.part {
+            None => beside,
+            // What it was promised it gets, whatever the others do.
+            Some(part) => beside.max((part.share / job.profile.busy.max(part.share)).min(1.0)),
+        }
     }
 
     fn kind(&self, id: JobId) -> GpuType {
@@ -520,14 +573,14 @@ impl<'a> Simulation<'a> {
                 .iter()
                 .filter(|id| self.state.job(**id).waits()),
         );
-        // Jobs that run at another speed afterwards: those with a decision, and their partners
+        // Jobs that run at another speed afterwards: those with a decision, and those beside them
         // before and after it.
         let mut touched: BTreeSet<JobId> = batch.iter().map(Decision::job).collect();
-        let partners: Vec<JobId> = touched
+        let others: Vec<JobId> = touched
             .iter()
-            .filter_map(|id| self.state.partner(*id))
+            .flat_map(|id| self.state.others(*id))
             .collect();
-        touched.extend(partners);
+        touched.extend(others);
         touched.extend(self.neighbours(&touched));
         self.state
             .apply(&batch)
@@ -535,14 +588,19 @@ impl<'a> Simulation<'a> {
                 at_s: now_s,
                 refused,
             })?;
-        let partners: Vec<JobId> = touched
+        let others: Vec<JobId> = touched
             .iter()
-            .filter_map(|id| self.state.partner(*id))
+            .flat_map(|id| self.state.others(*id))
             .collect();
-        touched.extend(partners);
+        touched.extend(others);
         touched.extend(self.neighbours(&touched));
         for decision in &batch {
             self.count(decision);
+            for gpu in decision.gpus() {
+                // CAST: at most 64.
+                let on_it = self.state.residents(*gpu).count() as u32;
+                self.outcome.most_on_gpu = self.outcome.most_on_gpu.max(on_it);
+            }
         }
         if self.scheduler.tunes_batches() {
             let tunes = |id: &&JobId| {

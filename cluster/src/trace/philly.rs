@@ -1,9 +1,9 @@
 //! Plain traces: when, how long, how many GPUs. `submit` may be seconds or a calendar time
 //! (`2017-10-09 07:01:55`); optional columns are `vc` or `user`, `model`, `deadline_s` (absolute),
-//! and what packers go by: `busy` (0 to 1), `mem_gib` of a device, `class` (guaranteed or
-//! opportunistic).
+//! what packers go by: `busy` (0 to 1), `mem_gib` of a device, `class` (guaranteed or
+//! opportunistic), and `share`, the part of one GPU that a job asks for, with `mem_gib` of it.
 
-use policy::cluster::{Class, Job, UserId};
+use policy::cluster::{Class, Job, Part, UserId};
 
 use super::table::{Column, Row, Table, TraceError};
 use super::{Options, Trace, kind};
@@ -19,7 +19,7 @@ pub(super) fn read(table: Table, options: &Options) -> Result<Trace, TraceError>
     let user = table.optional("vc").or(table.optional("user"));
     let (model, deadline) = (table.optional("model"), table.optional("deadline_s"));
     let (busy, memory) = (table.optional("busy"), table.optional("mem_gib"));
-    let class = table.optional("class");
+    let (class, share) = (table.optional("class"), table.optional("share"));
     table.each(|row| {
         let user = user.map_or(Ok("all"), |user| row.text(user))?;
         if options.part.as_deref().is_some_and(|part| part != user) {
@@ -61,6 +61,20 @@ pub(super) fn read(table: Table, options: &Options) -> Result<Trace, TraceError>
                 "opportunistic" => Class::Opportunistic,
                 _ => return Err(row.wrong(class, "guaranteed or opportunistic is expected")),
             };
+        }
+        if let Some(share) = share.filter(|share| !row.is_empty(*share)) {
+            let part = row.number(share)?;
+            if !(part > 0.0 && part < 1.0) {
+                let expected = "a part of one GPU, above 0 and below 1, is expected";
+                return Err(row.wrong(share, expected));
+            }
+            if job.gpus > 1 {
+                return Err(row.wrong(share, "a job on one GPU asks for a part of it, no other"));
+            }
+            job.part = Some(Part {
+                share: part,
+                bytes: job.profile.persistent_bytes,
+            });
         }
         trace.jobs.push(job);
         Ok(())

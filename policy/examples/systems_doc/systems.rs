@@ -49,6 +49,10 @@ const ORDERS: Check = Script("scripts/sim/calibrate --only orders");
 const PACKERS: Check = Script("scripts/sim/packers");
 const SIZERS: Check = Script("scripts/sim/calibrate --only sizers");
 const GOODPUT: Check = Script("scripts/sim/calibrate --only goodput");
+const CROWDS: Check = Test(
+    "cluster/tests/simulate.rs",
+    "no_gpu_is_over_its_bound_its_memory_or_its_time_at_any_instant",
+);
 const ROWS: Check = Script("scripts/bench/rows");
 const POLICIES: Check = Script("scripts/bench/policies");
 const EACH: Check = Script("scripts/demo --cluster --each");
@@ -93,17 +97,32 @@ pub const SYSTEMS: &[System] = &[
                 "cluster/src/fractions.rs",
                 "parts_of_a_gpu_add_up_to_one_and_so_does_memory",
             ),
+            CROWDS,
             Script("scripts/sim/systems --only pai"),
+            PACKERS,
         ],
-        live: &[Test(
-            "cluster/src/live/hook/tests/place.rs",
-            "beside_several_what_each_costs_adds_up_and_one_nodes_word_is_half_as_sure",
-        )],
+        live: &[
+            Test(
+                "cluster/src/live/hook/tests/place.rs",
+                "beside_several_what_each_costs_adds_up_and_one_nodes_word_is_half_as_sure",
+            ),
+            Test(
+                "tests/suite/cluster/crowds.rs",
+                "parts_of_a_gpu_are_promised_at_once_and_their_quotas_hold",
+            ),
+            Test(
+                "tests/suite/cluster/crowds.rs",
+                "three_processes_share_a_gpu_once_their_pair_was_measured_and_a_killed_hook_keeps_them",
+            ),
+            Test(
+                "tests/suite/cluster/crowds.rs",
+                "three_processes_share_a_gpu_in_turns_where_their_memory_does_not_fit_at_once",
+            ),
+        ],
         fitted: "",
-        missing: "more than two jobs on a GPU in the hook's own engine and under the simulator's \
-                  packers (other engines may ask the hook to put more there); memory of pods, \
-                  which the trace has for the host only; CPUs, memory of the host and types of GPU \
-                  when parts are placed",
+        missing: "parts of GPUs under round allocators, sizers and the admission `cells`; memory of \
+                  pods, which the trace has for the host only; CPUs, memory of the host and types \
+                  of GPU when parts are placed",
     },
     System {
         name: "Gandiva (OSDI'18)",
@@ -112,7 +131,15 @@ pub const SYSTEMS: &[System] = &[
             "a_bad_pair_is_refused_and_remembered_in_both_directions",
         )],
         simulator: &[Script("scripts/sim/calibrate --only packers"), PACKERS],
-        live: &[TRIAL_LIVE, Script("scripts/demo --cluster"), EACH],
+        live: &[
+            TRIAL_LIVE,
+            Test(
+                "cluster/src/live/hook/tests/crowds.rs",
+                "the_one_that_came_last_leaves_on_that_node_alone_and_a_kill_keeps_that",
+            ),
+            Script("scripts/demo --cluster"),
+            EACH,
+        ],
         fitted: "",
         missing: "migration for affinity; growing into idle GPUs",
     },
@@ -344,6 +371,10 @@ pub const SYSTEMS: &[System] = &[
                 "a_waiting_job_is_served_wherever_that_is_possible_and_all_settles",
             ),
             PACKS,
+            Test(
+                "policy/src/cluster/scheduler/tests.rs",
+                "a_protected_host_takes_more_opportunistic_jobs_only_while_it_keeps_its_speed",
+            ),
         ],
         simulator: &[PACKERS],
         live: &[

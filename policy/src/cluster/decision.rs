@@ -45,7 +45,7 @@ pub enum Decision {
         /// Which part of each GPU's time.
         share: f64,
     },
-    /// Stop a job that shared its GPUs, because the pair did not pay.
+    /// Stop a job that shared its GPUs, because that did not pay.
     Unpack {
         /// Which job: the one that goes.
         job: JobId,
@@ -116,14 +116,24 @@ pub enum Reason {
         /// Asked for.
         least: f64,
     },
-    /// One of the two fell below its floor.
+    /// The one that came last of several adds too little: the sum of the rates of all is below what
+    /// they did without it, and what it has to add.
+    Several {
+        /// How many.
+        jobs: u32,
+        /// Measured.
+        sum: f64,
+        /// Asked for.
+        least: f64,
+    },
+    /// One of them fell below its floor.
     Floor {
-        /// Measured normalised rate of the slower one.
+        /// Measured normalised rate of the slowest one.
         rate: f64,
         /// Its floor.
         floor: f64,
     },
-    /// The pair does not fit into the device's memory.
+    /// They do not fit into the device's memory together.
     Memory,
     /// The host's own progress is promised and was not kept.
     Host {
@@ -143,13 +153,19 @@ impl fmt::Display for Reason {
                     "both together run at {sum:.2} of one solo job, below {least:.2}"
                 )
             }
+            Self::Several { jobs, sum, least } => {
+                write!(
+                    f,
+                    "{jobs} together run at {sum:.2} of one solo job, below {least:.2}"
+                )
+            }
             Self::Floor { rate, floor } => {
                 write!(
                     f,
                     "one runs at {rate:.2} of its solo speed, below its floor {floor:.2}"
                 )
             }
-            Self::Memory => write!(f, "the two do not fit into the device's memory"),
+            Self::Memory => write!(f, "they do not fit into the device's memory together"),
             Self::Host { rate } => {
                 write!(f, "the guaranteed job runs at {rate:.2} of its solo speed")
             }

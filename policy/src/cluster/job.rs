@@ -45,6 +45,8 @@ pub struct Profile {
     pub persistent_bytes: u64,
     /// Peak bytes beyond those within an iteration.
     pub ephemeral_bytes: u64,
+    /// Of its peak, what can be in its server's memory while others have the device.
+    pub movable_bytes: u64,
     /// Time of one iteration alone, in seconds; 0 where it is not known.
     pub iteration_s: f64,
     /// Coefficient of variation of the iteration time.
@@ -69,6 +71,7 @@ impl Profile {
             mem_busy: 0.0,
             persistent_bytes: 0,
             ephemeral_bytes: 0,
+            movable_bytes: 0,
             iteration_s: 0.0,
             iteration_cov: 0.0,
             launches: 0.0,
@@ -81,6 +84,13 @@ impl Profile {
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.persistent_bytes.saturating_add(self.ephemeral_bytes)
+    }
+
+    /// Bytes that stay on the device, and bytes that can leave it.
+    #[must_use]
+    pub fn fixed_and_movable_bytes(&self) -> [u64; 2] {
+        let (peak, movable) = (self.peak_bytes(), self.movable_bytes);
+        [peak.saturating_sub(movable), movable.min(peak)]
     }
 
     /// The same profile with impossible values replaced by careful guesses: a NaN or negative
@@ -118,6 +128,15 @@ pub struct Run {
     pub beside: Option<JobId>,
 }
 
+/// A part of one GPU that a job asks for, which its node enforces.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Part {
+    /// Of the GPU's time, above 0 and below 1.
+    pub share: f64,
+    /// Of its memory.
+    pub bytes: u64,
+}
+
 /// What a job is doing.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Phase {
@@ -144,6 +163,8 @@ pub struct Job {
     pub user: UserId,
     /// GPUs it asks for, all at once.
     pub gpus: u32,
+    /// It asks for a part of one GPU, and shares it with such jobs only.
+    pub part: Option<Part>,
     /// Most that a sizer may give it.
     pub most_gpus: u32,
     /// When it came.
@@ -184,6 +205,7 @@ impl Job {
             id: JobId(u32::MAX),
             user: UserId(0),
             gpus,
+            part: None,
             most_gpus: u32::MAX,
             arrival_s,
             work: duration_s,

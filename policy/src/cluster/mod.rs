@@ -46,7 +46,7 @@ pub use admission::{Admission, Admit};
 pub use choice::{Choice, Policies};
 pub use decision::{Decision, Reason};
 pub use free::FreeGpus;
-pub use job::{Class, Job, JobId, JobType, Phase, Profile, Run, Speed, UserId};
+pub use job::{Class, Job, JobId, JobType, Part, Phase, Profile, Run, Speed, UserId};
 pub use order::{Drift, Key, Order};
 pub use packer::{PackScore, Packer, Past, Verdict};
 pub use placer::Placer;
@@ -54,6 +54,9 @@ pub use random::Random;
 pub use round_allocator::{RoundAllocator, Turn};
 pub use scheduler::{Learnt, Scheduler, Waits};
 pub use sizer::Sizer;
-pub use state::{ClusterState, GpuId, GpuType, Node, NodeId, Refused};
+pub use state::{
+    ClusterState, GpuId, GpuType, JOBS_ON_GPU, MOST_JOBS_ON_GPU, Node, NodeId, PART_TOLERANCE,
+    Refused,
+};
 pub use tags::{Manner, Objective, Tags};
-pub use throughput::{PairTable, Throughputs, beside_all};
+pub use throughput::{PairTable, Throughputs, beside_all, beside_others};

@@ -9,7 +9,10 @@
 
 mod bound;
 mod packing;
+mod parts;
 mod resizing;
+#[cfg(test)]
+mod tests;
 mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,8 +20,9 @@ use std::sync::Arc;
 
 use super::admission::Promises;
 use super::{
-    Admission, Admit, ClusterState, Decision, Drift, FreeGpus, GpuId, Job, JobId, Key, Order,
-    Packer, PairTable, Placer, Policies, Random, RoundAllocator, Sizer, Verdict,
+    Admission, Admit, ClusterState, Decision, Drift, FreeGpus, GpuId, GpuType, Job, JobId, Key,
+    Order, Packer, PairTable, Placer, Policies, Profile, Random, Reason, RoundAllocator, Sizer,
+    Verdict,
 };
 
 /// Why jobs wait, as of the last decision.
@@ -163,6 +167,70 @@ impl Scheduler {
         packer.observe(host, joiner, kind, measured)
     }
 
+    /// Jobs that a packer puts on a GPU at most; 1 without one.
+    #[must_use]
+    pub fn most_jobs(&self) -> u32 {
+        self.packer.as_ref().map_or(1, |packer| packer.most_jobs())
+    }
+
+    /// Why this scheduler has no use for a part of a GPU; `None`: it gives such.
+    #[must_use]
+    pub fn gives_no_parts(&self) -> Option<&'static str> {
+        if self.sizer.is_some() {
+            return Some("its sizer divides whole GPUs");
+        }
+        if self.round_allocator.is_some() {
+            return Some("its round allocator gives turns on whole GPUs");
+        }
+        let binds = self.admission.as_ref().is_some_and(|one| one.places());
+        binds.then_some("its admission binds jobs to whole GPUs")
+    }
+
+    /// Reports what a group of three or more was measured at, the one that came first first, each
+    /// relative to its solo speed. The answer takes effect with the next decision.
+    pub fn observe_several(
+        &mut self,
+        state: &ClusterState,
+        group: &[JobId],
+        measured: &[f64],
+    ) -> Verdict {
+        let (Some(packer), Some(first)) = (&mut self.packer, group.first()) else {
+            return Verdict::Keep;
+        };
+        let kind = gpu_type(state, *first);
+        packer.observe_several(&profiles(state, group), kind, measured)
+    }
+
+    /// What follows from such a measurement, of which nothing is remembered.
+    #[must_use]
+    pub fn judge_several(
+        &self,
+        state: &ClusterState,
+        group: &[JobId],
+        measured: &[f64],
+    ) -> Option<Reason> {
+        let kind = gpu_type(state, *group.first()?);
+        self.judge_profiles(&profiles(state, group), kind, measured)
+    }
+
+    /// The same of jobs of which no more than this is known.
+    #[must_use]
+    pub fn judge_profiles(
+        &self,
+        all: &[&Profile],
+        kind: GpuType,
+        measured: &[f64],
+    ) -> Option<Reason> {
+        self.packer.as_ref()?.judge_several(all, kind, measured)
+    }
+
+    /// Takes note of such a measurement that was made before this scheduler was.
+    pub fn remember_several(&mut self, all: &[&Profile], kind: GpuType, measured: &[f64]) {
+        if let Some(packer) = &mut self.packer {
+            packer.observe_several(all, kind, measured);
+        }
+    }
+
     /// More is known than when this scheduler was made: GPU times of past jobs, speeds of jobs by
     /// type of GPU (which the state has) and of pairs.
     pub fn learn(&mut self, learnt: &Learnt) {
@@ -194,7 +262,7 @@ impl Scheduler {
             admission.refresh(state, &self.promises);
         }
         self.rekey(state, noted);
-        if self.packer.is_some() || state.joiners() > 0 {
+        if self.packer.is_some() || state.joiners() > 0 || state.parts() > 0 {
             self.pack(state, &mut batch);
         } else if self.order.preemptive() {
             if self
@@ -440,11 +508,15 @@ fn start(job: &Job, gpus: Vec<GpuId>, share: f64) -> Decision {
     }
 }
 
+fn profiles<'a>(state: &'a ClusterState, group: &[JobId]) -> Vec<&'a Profile> {
+    group.iter().map(|id| &state.job(*id).profile).collect()
+}
+
 /// The type of the GPUs that a running job holds.
-fn gpu_type(state: &ClusterState, id: JobId) -> super::GpuType {
+fn gpu_type(state: &ClusterState, id: JobId) -> GpuType {
     let first = state
         .job(id)
         .run()
         .and_then(|run| run.gpus.first().copied());
-    first.map_or(super::GpuType(0), |gpu| state.type_of(gpu))
+    first.map_or(GpuType(0), |gpu| state.type_of(gpu))
 }

@@ -36,6 +36,15 @@ pub struct Node {
     pub mem_bytes: u64,
 }
 
+impl Node {
+    /// How much of the memory of the jobs of one GPU may be in the server's memory: the half of it
+    /// that an arbiter takes for all of its devices, divided among them.
+    #[must_use]
+    pub fn away_bytes(&self) -> u64 {
+        self.mem_bytes / 2 / u64::from(self.gpus.max(1))
+    }
+}
+
 /// A batch of decisions that cannot be done; nothing of it was.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refused {
@@ -55,18 +64,28 @@ impl std::error::Error for Refused {}
 
 const NOBODY: u32 = u32::MAX;
 
+/// Jobs on one GPU at most, where nothing else is said.
+pub const JOBS_ON_GPU: u32 = 2;
+/// The most that may be said.
+pub const MOST_JOBS_ON_GPU: u32 = 64;
+/// Parts of a GPU are compared with this tolerance: they are sums of fractions.
+pub const PART_TOLERANCE: f64 = 1e-6;
+
 /// The cluster as policies see it.
 #[derive(Clone, Debug)]
 pub struct ClusterState {
     now_s: f64,
     nodes: Vec<Node>,
     node_of: Arc<[NodeId]>,
-    residents: Vec<[u32; 2]>,
+    /// `most_on_gpu` for each GPU, the one that came first first, the free ones last.
+    residents: Vec<u32>,
+    most_on_gpu: usize,
     free: FreeGpus,
     jobs: Vec<Job>,
     waiting: BTreeSet<JobId>,
     running: BTreeSet<JobId>,
     joiners: usize,
+    parts: usize,
     demand: u64,
     contention_s: f64,
     waits: BTreeMap<GpuId, WaitMatrix>,
@@ -92,13 +111,15 @@ impl ClusterState {
         Self {
             now_s: 0.0,
             free: FreeGpus::all(&nodes),
-            residents: vec![[NOBODY; 2]; node_of.len()],
+            residents: vec![NOBODY; node_of.len() * JOBS_ON_GPU as usize],
+            most_on_gpu: JOBS_ON_GPU as usize,
             node_of: node_of.into(),
             nodes,
             jobs: Vec::new(),
             waiting: BTreeSet::new(),
             running: BTreeSet::new(),
             joiners: 0,
+            parts: 0,
             demand: 0,
             contention_s: 0.0,
             waits: BTreeMap::new(),
@@ -223,10 +244,64 @@ impl ClusterState {
         placement.into_iter().map(|(_, count)| count).collect()
     }
 
-    /// Who holds a GPU: up to two jobs, the one that came first first.
+    /// Jobs on one GPU at most: [`Self::apply`] refuses more.
+    #[must_use]
+    pub fn most_on_gpu(&self) -> u32 {
+        // CAST: at most 64.
+        self.most_on_gpu as u32
+    }
+
+    /// Allows so many jobs on a GPU, from 2 to [`MOST_JOBS_ON_GPU`]; never fewer than are on one.
+    pub fn set_most_on_gpu(&mut self, most: u32) {
+        let old = self.most_on_gpu;
+        let fullest = self.residents.chunks(old).map(|on_it| {
+            // CAST: at most 64.
+            on_it.iter().filter(|id| **id != NOBODY).count() as u32
+        });
+        let least = fullest.max().unwrap_or(0).max(JOBS_ON_GPU);
+        let most = most.clamp(least, MOST_JOBS_ON_GPU) as usize;
+        if most == old {
+            return;
+        }
+        let mut residents = Vec::with_capacity(self.node_of.len() * most);
+        for on_it in self.residents.chunks(old) {
+            residents.extend((0..most).map(|at| on_it.get(at).copied().unwrap_or(NOBODY)));
+        }
+        (self.residents, self.most_on_gpu) = (residents, most);
+    }
+
+    fn on_gpu(&self, gpu: GpuId) -> &[u32] {
+        let first = gpu.0 as usize * self.most_on_gpu;
+        &self.residents[first..first + self.most_on_gpu]
+    }
+
+    /// Who holds a GPU, the one that came first first: [`Self::most_on_gpu`] jobs at most.
     pub fn residents(&self, gpu: GpuId) -> impl Iterator<Item = JobId> + '_ {
-        let residents = self.residents[gpu.0 as usize];
-        residents.into_iter().filter(|id| *id != NOBODY).map(JobId)
+        let on_it = self.on_gpu(gpu).iter();
+        on_it.take_while(|id| **id != NOBODY).map(|id| JobId(*id))
+    }
+
+    /// All jobs on the GPUs of one that runs, itself included, the one that came first first.
+    pub fn group(&self, id: JobId) -> impl Iterator<Item = JobId> + '_ {
+        let first = self.job(id).run().and_then(|run| run.gpus.first());
+        first.into_iter().flat_map(|gpu| self.residents(*gpu))
+    }
+
+    /// The jobs that share GPUs with this one, the one that came first first.
+    pub fn others(&self, id: JobId) -> impl Iterator<Item = JobId> + '_ {
+        self.group(id).filter(move |other| *other != id)
+    }
+
+    /// Two jobs share GPUs.
+    #[must_use]
+    pub fn are_together(&self, a: JobId, b: JobId) -> bool {
+        self.others(a).any(|other| other == b)
+    }
+
+    /// Jobs that asked for a part of a GPU, and are not over.
+    #[must_use]
+    pub fn parts(&self) -> usize {
+        self.parts
     }
 
     /// How long a request would wait on a GPU, as its node says; `None`: no report, and only the
@@ -236,11 +311,10 @@ impl ClusterState {
         self.waits.get(&gpu)
     }
 
-    /// The job that shares GPUs with this one.
+    /// The job that shares GPUs with this one; of several the one that came first.
     #[must_use]
     pub fn partner(&self, id: JobId) -> Option<JobId> {
-        let gpu = *self.job(id).run()?.gpus.first()?;
-        self.residents(gpu).find(|other| *other != id)
+        self.others(id).next()
     }
 
     /// Integral over time of max(1, GPUs asked for / GPUs there are): how contended the cluster
@@ -300,6 +374,7 @@ impl ClusterState {
         job.profile = job.profile.sane();
         job.contention_at_arrival_s = self.contention_s - (self.now_s - job.arrival_s).max(0.0);
         self.demand += u64::from(job.gpus);
+        self.parts += usize::from(job.part.is_some());
         self.jobs.push(job);
         self.waiting.insert(id);
         id
@@ -314,8 +389,9 @@ impl ClusterState {
         let now_s = self.now_s;
         let job = self.job_mut(id);
         job.phase = Phase::Done { at_s: now_s };
-        let gpus = u64::from(job.gpus);
+        let (gpus, part) = (u64::from(job.gpus), job.part.is_some());
         self.demand -= gpus;
+        self.parts -= usize::from(part);
         self.waiting.remove(&id);
     }
 
@@ -344,29 +420,55 @@ impl ClusterState {
         let waiting = Phase::Waiting { since_s: now_s };
         if let Phase::Running(run) = std::mem::replace(&mut job.phase, waiting) {
             self.joiners -= usize::from(run.beside.is_some());
-            for gpu in run.gpus {
-                let residents = &mut self.residents[gpu.0 as usize];
-                if residents[0] == id.0 {
-                    residents[0] = residents[1];
+            let was_first = run
+                .gpus
+                .first()
+                .is_some_and(|gpu| self.on_gpu(*gpu)[0] == id.0);
+            for gpu in &run.gpus {
+                let first = gpu.0 as usize * self.most_on_gpu;
+                let on_it = &mut self.residents[first..first + self.most_on_gpu];
+                if let Some(at) = on_it.iter().position(|other| *other == id.0) {
+                    on_it.copy_within(at + 1.., at);
+                    on_it[self.most_on_gpu - 1] = NOBODY;
                 }
-                residents[1] = NOBODY;
-                if residents[0] == NOBODY {
-                    self.free.give(gpu);
+                if on_it[0] == NOBODY {
+                    self.free.give(*gpu);
                 }
+            }
+            if was_first && let Some(gpu) = run.gpus.first() {
+                self.follow_first(*gpu);
             }
             self.running.remove(&id);
             self.waiting.insert(id);
         }
     }
 
+    /// The one that came next is the host of the others now.
+    fn follow_first(&mut self, gpu: GpuId) {
+        if self.on_gpu(gpu)[1] == NOBODY {
+            return;
+        }
+        let mut all: Vec<JobId> = self.residents(gpu).collect();
+        let first = all.remove(0);
+        for id in all {
+            if let Phase::Running(run) = &mut self.jobs[id.0 as usize].phase
+                && let Some(beside) = &mut run.beside
+            {
+                *beside = first;
+            }
+        }
+    }
+
     fn claim(&mut self, id: JobId, run: Run) {
         for gpu in &run.gpus {
-            let residents = &mut self.residents[gpu.0 as usize];
-            if residents[0] == NOBODY {
-                residents[0] = id.0;
-                self.free.take(*gpu);
-            } else {
-                residents[1] = id.0;
+            let first = gpu.0 as usize * self.most_on_gpu;
+            let on_it = &mut self.residents[first..first + self.most_on_gpu];
+            // `check` has found space.
+            if let Some(at) = on_it.iter().position(|other| *other == NOBODY) {
+                on_it[at] = id.0;
+                if at == 0 {
+                    self.free.take(*gpu);
+                }
             }
         }
         self.joiners += usize::from(run.beside.is_some());
@@ -382,8 +484,8 @@ impl ClusterState {
     ///
     /// # Errors
     /// [`Refused`] if the batch is impossible: a job twice or unknown or over, a GPU twice, more
-    /// than two jobs on one, the number of GPUs of a running job changed by a migration. Then
-    /// nothing changes.
+    /// jobs on one than [`Self::most_on_gpu`], parts of one that exceed it, the number of GPUs of a
+    /// running job changed by a migration. Then nothing changes.
     pub fn apply(&mut self, batch: &[Decision]) -> Result<(), Refused> {
         self.check(batch)?;
         for decision in batch {
@@ -441,8 +543,7 @@ impl ClusterState {
     /// It stands first on its GPUs.
     fn first_resident(&self, id: JobId) -> bool {
         let gpus = self.job(id).run().map_or(&[][..], |run| &run.gpus);
-        gpus.iter()
-            .all(|gpu| self.residents[gpu.0 as usize][0] == id.0)
+        gpus.iter().all(|gpu| self.on_gpu(*gpu)[0] == id.0)
     }
 
     fn check(&self, batch: &[Decision]) -> Result<(), Refused> {
@@ -503,13 +604,64 @@ impl ClusterState {
                 *load.entry(*gpu).or_default() += 1;
             }
         }
+        // CAST: at most 64.
+        let most = self.most_on_gpu as i32;
         for decision in batch {
             for gpu in decision.gpus() {
-                if self.residents(*gpu).count() as i32 + load[gpu] > 2 {
+                if self.residents(*gpu).count() as i32 + load[gpu] > most {
                     return Err(Refused {
                         job: decision.job(),
-                        why: "it would be the third on a GPU",
+                        why: "it would be one more on a GPU than may be there",
                     });
+                }
+            }
+        }
+        self.check_parts(batch)
+    }
+
+    /// What the jobs on a GPU asked for of it adds up to one GPU at most, in time and in memory.
+    fn check_parts(&self, batch: &[Decision]) -> Result<(), Refused> {
+        if self.parts == 0 {
+            return Ok(());
+        }
+        let mut coming: BTreeMap<GpuId, Vec<JobId>> = BTreeMap::new();
+        let mut leaving: BTreeSet<JobId> = BTreeSet::new();
+        for decision in batch {
+            for gpu in decision.gpus() {
+                coming.entry(*gpu).or_default().push(decision.job());
+            }
+            if !matches!(decision, Decision::Reshare { .. }) {
+                leaving.insert(decision.job());
+            }
+        }
+        for decision in batch {
+            for gpu in decision.gpus() {
+                let stay = self.residents(*gpu).filter(|id| !leaving.contains(id));
+                let (mut share, mut bytes, mut others) = (0.0, 0u64, false);
+                for id in stay.chain(coming[gpu].iter().copied()) {
+                    match &self.job(id).part {
+                        Some(part) => {
+                            share += part.share;
+                            bytes = bytes.saturating_add(part.bytes);
+                        }
+                        None => others = true,
+                    }
+                }
+                let there = self.nodes[self.node_of(*gpu).0 as usize].gpu_bytes;
+                let refuse = |why| {
+                    Err(Refused {
+                        job: decision.job(),
+                        why,
+                    })
+                };
+                if share > 0.0 && others {
+                    return refuse("parts and whole jobs would be on one GPU");
+                }
+                if share > 1.0 + PART_TOLERANCE {
+                    return refuse("the parts of a GPU would exceed it");
+                }
+                if share > 0.0 && there > 0 && bytes > there {
+                    return refuse("the memory of the parts of a GPU would exceed it");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! How fast two jobs run together.
+//! How fast two jobs run together, and several.
 
 use std::collections::HashMap;
 
@@ -83,9 +83,32 @@ pub fn beside_all(speeds: impl IntoIterator<Item = f64>) -> f64 {
     1.0 / time
 }
 
+/// The same of a job whose speeds beside each of the others may not be known: where all are, what
+/// they cost adds up; else all of them slow down by what they ask for beyond one device, `busy`
+/// together.
+#[must_use]
+pub fn beside_others(speeds: impl IntoIterator<Item = Option<f64>>, busy: f64) -> f64 {
+    let known: Option<Vec<f64>> = speeds.into_iter().collect();
+    match known.as_deref() {
+        // To the bit what was measured of the two.
+        Some([only]) => *only,
+        Some(all) => beside_all(all.iter().copied()),
+        None => 1.0 / busy.max(1.0),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn where_one_pair_is_not_known_all_go_by_how_busy_they_are() {
+        assert_eq!(beside_others([Some(0.7)], 9.0), 0.7);
+        assert!((beside_others([Some(0.5), Some(0.5)], 9.0) - 1.0 / 3.0).abs() < 1e-12);
+        assert_eq!(beside_others([Some(0.5), None], 1.6), 1.0 / 1.6);
+        assert_eq!(beside_others([None], 0.4), 1.0);
+        assert_eq!(beside_others([], 0.4), 1.0);
+    }
 
     #[test]
     fn what_others_cost_adds_up() {

@@ -72,6 +72,7 @@ mod tests {
                 .map(|param| {
                     let value = match param.kind {
                         Kind::Number { default, .. } => Value::Number(default),
+                        Kind::Whole { default, .. } => Value::Number(f64::from(default)),
                         Kind::Numbers { default, .. } => Value::Numbers(default.to_vec()),
                         Kind::Choice { default, .. } => Value::Word(default.to_owned()),
                         Kind::Flag { default } => Value::Flag(default),

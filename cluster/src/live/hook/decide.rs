@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use policy::cluster::{Decision, GpuId, JobId};
+use policy::cluster::{Decision, GpuId, JobId, beside_others};
 
 use super::{Hook, wire_class};
 use crate::live::records::RunRecord;
@@ -30,12 +30,7 @@ impl Hook {
         let asked: BTreeSet<JobId> = batch.iter().map(Decision::job).collect();
         let mut batch = self.can_be_done(batch);
         let mut touched: BTreeSet<JobId> = batch.iter().map(Decision::job).collect();
-        touched.extend(
-            batch
-                .iter()
-                .filter_map(|d| self.state.partner(d.job()))
-                .collect::<Vec<_>>(),
-        );
+        touched.extend(batch.iter().flat_map(|d| self.state.others(d.job())));
         // A decision that is left out may have made space for another, which is then left out as
         // well.
         while let Err(refused) = self.state.apply(&batch) {
@@ -49,12 +44,7 @@ impl Hook {
         for id in asked.difference(&done) {
             self.scheduler.note(*id);
         }
-        touched.extend(
-            batch
-                .iter()
-                .filter_map(|d| self.state.partner(d.job()))
-                .collect::<Vec<_>>(),
-        );
+        touched.extend(batch.iter().flat_map(|d| self.state.others(d.job())));
         for at in touched {
             if !self.state.job(at).is_done() {
                 self.pace(at);
@@ -82,7 +72,7 @@ impl Hook {
                 if !(one_node && up && own) {
                     continue;
                 }
-                // Either job of a pair may count as its host for the packer; without this check, a
+                // Any job of a group may count as its host for the packer; without this check, a
                 // move to the job's own place would be reported each time.
                 let here = self.state.job(at).run();
                 if matches!(decision, Decision::Migrate { .. })
@@ -109,7 +99,7 @@ impl Hook {
                     .iter()
                     .any(|d| d.job() == host && !matches!(d, Decision::Reshare { .. }));
                 if !wanted && !host_goes {
-                    stay.insert(host);
+                    stay.extend(self.state.others(*job));
                     continue;
                 }
             }
@@ -170,8 +160,9 @@ impl Hook {
         self.say(kind_of(decision), id, beside, text);
     }
 
-    /// How fast a job goes where it is: as measured, else by what both ask of the device; on a
-    /// slower type of GPU by so much less.
+    /// How fast a job goes where it is: as measured, else by what it costs it to be beside each of
+    /// the others where that was measured, else by what all of them ask of the device; on a slower
+    /// type of GPU by so much less.
     pub(super) fn pace(&mut self, at: JobId) {
         let job = self.state.job(at);
         let first = job.run().and_then(|run| run.gpus.first());
@@ -180,18 +171,57 @@ impl Hook {
         let by_type = by_type.copied().unwrap_or(1.0);
         let rate = match self.state.partner(at) {
             None => job.rate(self.held(at)),
-            Some(other) => {
+            Some(_) => {
                 let id = self.numbers[at.0 as usize];
-                let (own, theirs) = (&self.state.job(at).profile, &self.state.job(other).profile);
                 let measured = self
                     .jobs
                     .get(&id)
                     .and_then(|job| job.rate)
                     .filter(|rate| rate.is_finite());
-                measured.unwrap_or(1.0 / (own.busy + theirs.busy).max(1.0))
+                measured.unwrap_or_else(|| self.rate_beside(at))
             }
         };
         self.state.set_rate(at, rate * by_type);
+    }
+
+    /// The same where it was not measured.
+    fn rate_beside(&self, at: JobId) -> f64 {
+        let job = self.state.job(at);
+        let others: Vec<JobId> = self.state.others(at).collect();
+        let busy = |id: &JobId| self.state.job(*id).profile.busy;
+        let all = job.profile.busy + others.iter().map(busy).sum::<f64>();
+        let speeds = others.iter().map(|other| {
+            // Of two the packer's window will tell.
+            if others.len() < 2 {
+                return None;
+            }
+            self.pair_rate(at, *other)
+        });
+        let beside = beside_others(speeds, all);
+        match &job.part {
+            None => beside,
+            // What it was promised it gets, whatever the others do.
+            Some(part) if job.profile.class == policy::Class::Guaranteed => {
+                beside.max((part.share / job.profile.busy.max(part.share)).min(1.0))
+            }
+            Some(_) => beside,
+        }
+    }
+
+    /// A job's speed beside another, as pairs of their kinds were measured on such GPUs.
+    fn pair_rate(&self, own: JobId, other: JobId) -> Option<f64> {
+        let kind = |at: JobId| {
+            let id = self.numbers.get(at.0 as usize)?;
+            Some(self.jobs.get(id)?.submission.kind.clone())
+        };
+        let (gpu, gpus) = (self.gpu_name(own), self.held(own));
+        let kinds = [kind(own)?, kind(other)?];
+        let turned = [kinds[1].clone(), kinds[0].clone()];
+        let rate = |kinds: [String; 2], who: usize| {
+            let pair = self.pairs.get(&(gpu.clone(), gpus, kinds))?;
+            Some(pair.rates[who]).filter(|rate| *rate > 0.0)
+        };
+        rate(kinds, 0).or_else(|| rate(turned, 1))
     }
 
     /// Orders the difference between where jobs are to be and what was ordered from nodes. Orders
@@ -279,18 +309,28 @@ impl Hook {
             mem_bytes: record.submission.mem_bytes,
             paused: suspended || self.probed.contains(&id),
         };
-        let joiner = self
-            .live
-            .get(&id)
-            .and_then(|at| self.state.job(*at).run())
-            .is_some_and(|run| run.beside.is_some());
-        if run.suspended != suspended || run.joiner != joiner {
-            self.change_run(id, |run| (run.suspended, run.joiner) = (suspended, joiner));
+        let (joiner, rank) = self.coming(id);
+        if run.suspended != suspended || (run.joiner, run.rank) != (joiner, rank) {
+            self.change_run(id, |run| {
+                (run.suspended, run.joiner, run.rank) = (suspended, joiner, rank);
+            });
         }
         if terms != run.sent && self.retry_s.get(&id).is_none_or(|at| *at <= self.now_s) {
             self.order(&run.node, run_id, What::Set(terms));
             self.change_run(id, |run| run.sent = terms);
         }
+    }
+
+    /// Whether others were on a job's devices before it, and how many.
+    fn coming(&self, id: u64) -> (bool, u32) {
+        let Some(at) = self.live.get(&id).copied() else {
+            return (false, 0);
+        };
+        let run = self.state.job(at).run();
+        let joiner = run.is_some_and(|run| run.beside.is_some());
+        let before = self.state.group(at).position(|other| other == at);
+        // CAST: at most 64.
+        (joiner, before.unwrap_or(0) as u32)
     }
 
     pub(super) fn is_on(&self, run: &RunRecord, gpus: &[GpuId]) -> bool {
@@ -323,11 +363,7 @@ impl Hook {
             .devices
             .iter()
             .any(|device| device.simulated && devices.contains(&device.uuid));
-        let joiner = self
-            .live
-            .get(&id)
-            .and_then(|at| self.state.job(*at).run())
-            .is_some_and(|run| run.beside.is_some());
+        let (joiner, rank) = self.coming(id);
         let class = self
             .live
             .get(&id)
@@ -352,6 +388,7 @@ impl Hook {
             dir: asked.dir.clone(),
             devices: devices.clone(),
             simulated,
+            evictable: asked.evictable,
             terms,
         };
         record.run = Some(RunRecord {
@@ -360,6 +397,7 @@ impl Hook {
             devices,
             sent: terms,
             joiner,
+            rank,
             ..RunRecord::default()
         });
         record.reason.clear();

@@ -15,6 +15,8 @@ const MAX_WORDS: usize = 4096;
 const MAX_TEXT_BYTES: usize = 256 << 10;
 /// Bytes of the texts of all jobs that are not over.
 const MAX_ALL_TEXT_BYTES: usize = 256 << 20;
+/// The least part of a GPU: an arbiter promises no less.
+const LEAST_PART: f64 = 0.01;
 /// Bytes of a job's name: with its number and its attempt it has to be a name on the node.
 const MAX_NAME_BYTES: usize = 40;
 
@@ -75,6 +77,9 @@ impl Hook {
                 "a job runs on one node; ask for fewer GPUs",
             ));
         }
+        if let Some(why) = self.no_part(&asked) {
+            return Err(why);
+        }
         let id = self.store.meta.next_job;
         self.store.meta.next_job += 1;
         let record = JobRecord {
@@ -91,6 +96,28 @@ impl Hook {
             self.enter(id);
         }
         self.job(id).map(|view| (view, true))
+    }
+
+    /// Why a job cannot have the part of a GPU that it asks for here.
+    fn no_part(&self, asked: &Submission) -> Option<ControlError> {
+        let share = asked.share?;
+        if let Some(why) = self.scheduler.gives_no_parts() {
+            return Some(refuse(
+                format!("the job asks for {share} of a GPU, and this hook gives no parts: {why}"),
+                "ask for a whole GPU, or have the hook run with an order",
+            ));
+        }
+        let devices = || self.nodes.values().flat_map(|node| &node.record.devices);
+        let largest = devices().map(|device| device.total_bytes).max()?;
+        let bytes = asked.mem_bytes.filter(|bytes| *bytes > largest)?;
+        Some(refuse(
+            format!(
+                "the job asks for {} of a GPU's memory, the largest has {}",
+                control::short_bytes(bytes),
+                control::short_bytes(largest)
+            ),
+            "ask for less",
+        ))
     }
 
     /// Take a job back. One that is over stays as it is.
@@ -256,7 +283,35 @@ fn checked(mut asked: Submission) -> Result<Submission, ControlError> {
     if asked.mem_bytes == Some(0) {
         return Err(invalid("the memory quota is 0", "omit it for no quota"));
     }
+    check_part(&asked)?;
     Ok(asked)
+}
+
+/// A part of a GPU is a share of one and some of its memory.
+fn check_part(asked: &Submission) -> Result<(), ControlError> {
+    let Some(share) = asked.share else {
+        return Ok(());
+    };
+    if !(LEAST_PART..1.0).contains(&share) {
+        return Err(invalid(
+            format!("{share} of a GPU is asked for"),
+            "ask for at least 0.01 and less than 1, or omit the share for whole GPUs",
+        ));
+    }
+    if asked.gpus > 1 || asked.max_gpus.is_some_and(|most| most > 1) {
+        let gpus = asked.gpus.max(asked.max_gpus.unwrap_or(1));
+        return Err(invalid(
+            format!("{share} of {gpus} GPUs is asked for"),
+            "ask for a part of one GPU, or for whole GPUs",
+        ));
+    }
+    if asked.mem_bytes.is_none() {
+        return Err(invalid(
+            format!("{share} of a GPU is asked for, and none of its memory"),
+            "say how much (--mem): others have the rest of it",
+        ));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -302,5 +357,14 @@ mod tests {
         assert!(wrong(&|job| job.mem_bytes = Some(0)).contains("quota"));
         assert!(wrong(&|job| drop(job.env.insert("A=B".into(), String::new()))).contains("`A=B`"));
         assert!(wrong(&|job| job.kind = "x".repeat(513)).contains("kind"));
+        for share in [0.0, -0.5, 1.0, 7.0, 0.001, f64::NAN, f64::INFINITY] {
+            let wrong = wrong(&|job| (job.share, job.mem_bytes) = (Some(share), Some(1)));
+            assert!(wrong.contains(&format!("{share} of a GPU")), "{wrong}");
+        }
+        assert!(wrong(&|job| job.share = Some(0.5)).contains("none of its memory"));
+        let gang = |job: &mut Submission| {
+            (job.share, job.mem_bytes, job.gpus) = (Some(0.5), Some(1), 2);
+        };
+        assert!(wrong(&gang).contains("0.5 of 2 GPUs"));
     }
 }

@@ -15,6 +15,7 @@
 //!   no job is ever in two places.
 
 mod claims;
+mod crowds;
 mod decide;
 mod jobs;
 mod learned;
@@ -41,7 +42,9 @@ use policy::cluster::{Choice, ClusterState, JobId, Scheduler};
 use super::adapt::{self, Known};
 use super::clock::{Clock, Now, Reading};
 use super::facts::Shared;
-use super::records::{Changes, JobRecord, Kept, NodeRecord, Service, SpeedRecord, solo_key};
+use super::records::{
+    Changes, CrowdRecord, JobRecord, Kept, NodeRecord, Service, SpeedRecord, crowd_key, solo_key,
+};
 use super::store::{Store, StoreError};
 use super::wire::{AwayJob, DecisionView, HookId, Order, OtherJob, RunId, WaitMatrix, What};
 use learned::Learned;
@@ -154,6 +157,9 @@ struct NodeEntry {
     /// As last reported to the policies.
     up: bool,
     waits: Vec<WaitMatrix>,
+    /// What its arbiter has of the machine's memory for what is not on the devices, as last
+    /// reported.
+    host_limit_bytes: u64,
     /// Jobs of other engines, as last reported.
     others: Vec<OtherJob>,
     /// Those that are to be off its devices, as last reported.
@@ -187,6 +193,8 @@ pub struct Hook {
     /// Orders that are not acknowledged, by node.
     orders: BTreeMap<String, BTreeMap<u64, Order>>,
     pairs: Pairs,
+    /// Three jobs or more together, by [`crowd_key`].
+    crowds: BTreeMap<String, CrowdRecord>,
     solos: Solos,
     /// Solo speeds by node, by [`solo_key`].
     speeds: BTreeMap<String, SpeedRecord>,
@@ -201,8 +209,9 @@ pub struct Hook {
     /// When a word was last said about what a node reports.
     doubted_s: BTreeMap<(String, &'static str), f64>,
     watches: BTreeMap<u64, Watch>,
-    trials: BTreeMap<(u64, u64), Trial>,
-    /// Held back for a moment, so that the job beside it can be measured solo.
+    /// Jobs on the same devices that are measured, the one that came first first.
+    trials: BTreeMap<Vec<u64>, Trial>,
+    /// Held back for a moment, so that a job beside it can be measured solo.
     probed: BTreeSet<u64>,
     /// Jobs of other engines that are to be off the devices, by node; `None`: nobody has said since
     /// this hook started.
@@ -280,6 +289,7 @@ impl Hook {
             jobs,
             orders,
             pairs,
+            crowds,
             solos,
             speeds,
             services,
@@ -314,6 +324,10 @@ impl Hook {
             pairs: pairs
                 .into_iter()
                 .map(|pair| ((pair.gpu.clone(), pair.gpus, pair.kinds.clone()), pair))
+                .collect(),
+            crowds: crowds
+                .into_iter()
+                .map(|crowd| (crowd_key(&crowd), crowd))
                 .collect(),
             solos: solos.into_iter().collect(),
             speeds: speeds
@@ -435,7 +449,7 @@ impl Hook {
             self.rebuild();
         }
         self.let_in();
-        self.try_pairs();
+        self.try_groups();
         self.learn_anew(false);
         if self.state.gpus() > 0
             && self.knows_enough()

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use control::{ControlError, ErrorCode};
+use policy::cluster::JobId;
 
 use super::place::residents;
 use super::{Hook, NodeEntry, invalid, refuse};
@@ -76,6 +77,7 @@ impl Hook {
                 0.0
             },
             mem_bytes: said.mem_bytes,
+            moves_memory: said.moves_memory,
             devices: said.devices,
         };
         match self.nodes.get(name) {
@@ -207,6 +209,9 @@ impl Hook {
             ));
         }
         entry.heard_s = Some(self.now_s);
+        if let Some(arbiter) = &report.arbiter {
+            entry.host_limit_bytes = arbiter.host_memory_limit_bytes;
+        }
         entry.waits = report.waits.into_iter().take(MAX_DEVICES).collect();
         entry.others = report
             .others
@@ -557,12 +562,12 @@ impl Hook {
             return;
         };
         self.shared.facts().pinned.remove(&at);
-        let partner = self.state.partner(at);
+        let others: Vec<JobId> = self.state.others(at).collect();
         self.state.finish(at);
         self.scheduler.note(at);
-        if let Some(partner) = partner {
-            self.scheduler.note(partner);
-            self.pace(partner);
+        for other in others {
+            self.scheduler.note(other);
+            self.pace(other);
         }
         self.changed = true;
     }

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 
 use policy::cluster::{
-    ClusterState, Decision, GpuId, GpuType, Job, JobId, JobType, Node, Profile, Speed, UserId,
+    ClusterState, Decision, GpuId, GpuType, Job, JobId, JobType, MOST_JOBS_ON_GPU, Node, Part,
+    Profile, Speed, UserId,
 };
 
 use super::claims::number_kinds;
@@ -34,12 +35,21 @@ impl Hook {
             job.most_gpus = most;
             job.speed = Speed::Curve((1..=most).map(|n| f64::from(n) / f64::from(gpus)).collect());
         }
+        job.part = asked.share.map(|share| Part {
+            share,
+            bytes: asked.mem_bytes.unwrap_or(0),
+        });
         job.user = UserId(self.users.number(&asked.user));
         job.deadline_s = asked.deadline_s.map(|after| record.arrival_s + after);
         job.weight = asked.weight.unwrap_or(1.0);
         let class = policy_class(asked.class);
         job.profile = Profile::unknown(kind, gpus, class);
         job.profile.persistent_bytes = asked.mem_bytes.unwrap_or(0);
+        // Until its node says what of it stays.
+        job.profile.movable_bytes = match asked.evictable {
+            true => job.profile.persistent_bytes,
+            false => 0,
+        };
         if let Some(profile) = self.watches.get(&id).and_then(|watch| watch.profile) {
             job.profile = Profile {
                 kind,
@@ -174,7 +184,10 @@ impl Hook {
             self.scheduler = scheduler;
         }
         self.state = ClusterState::new(nodes);
+        // Parts may be many; of others the packer says how many there are.
+        self.state.set_most_on_gpu(MOST_JOBS_ON_GPU);
         self.bar_all();
+        self.bar_all_several();
         self.note_waits();
         self.live.clear();
         self.numbers.clear();
@@ -192,23 +205,29 @@ impl Hook {
             .collect();
         inside.iter().for_each(|id| self.enter(*id));
         // Who came first onto a GPU first.
-        for joiners in [false, true] {
-            for id in &inside {
-                self.resettle(*id, joiners);
-            }
+        let mut by_rank: Vec<(bool, u32, u64)> = inside
+            .iter()
+            .filter_map(|id| {
+                let run = self.jobs.get(id)?.run.as_ref()?;
+                Some((run.joiner, run.rank, *id))
+            })
+            .collect();
+        by_rank.sort_unstable();
+        for (.., id) in by_rank {
+            self.resettle(id);
         }
         self.learn_anew(true);
     }
 
     /// A running job back onto the GPUs that it has.
-    pub(super) fn resettle(&mut self, id: u64, joiners: bool) {
+    fn resettle(&mut self, id: u64) {
         let (Some(record), Some(at)) = (self.jobs.get(&id), self.live.get(&id).copied()) else {
             return;
         };
         let Some(run) = record.run.clone() else {
             return;
         };
-        if run.joiner != joiners || run.stopping || run.suspended {
+        if run.stopping || run.suspended {
             return;
         }
         let gpus: Vec<GpuId> = run
@@ -246,19 +265,28 @@ impl Hook {
 
     /// What was measured, as policies take it.
     pub(super) fn all_known(&mut self) -> Known {
+        let sizes = self.places.iter().filter_map(|(node, uuid)| {
+            let devices = &self.nodes.get(node)?.record.devices;
+            let device = devices.iter().find(|device| device.uuid == *uuid)?;
+            Some(device.total_bytes)
+        });
+        let gpu_bytes = sizes.max().unwrap_or(0);
         let types = &mut self.gpu_types;
         // CAST: as many as there are types of GPU, of nodes and of what is kept.
         let number = |name: &str| [GpuType(types.number(name) as u16)];
         Known {
             pairs: past(&self.pairs, &self.solos, &mut self.kinds, number),
             past_gpu_s: self.past_gpu_s(),
+            gpu_bytes,
         }
     }
 
-    /// Which GPUs strangers are on, and how long a request would wait there, for the placer.
+    /// Which GPUs strangers are on, how much of a job's memory may be away from them, and how long
+    /// a request would wait there, for the placer.
     pub(super) fn note_waits(&mut self) {
         let mut facts = self.shared.facts();
         facts.busy.clear();
+        facts.away_bytes.clear();
         for (at, (node, device)) in self.places.iter().enumerate() {
             let waits = self
                 .nodes
@@ -266,6 +294,11 @@ impl Hook {
                 .and_then(|node| node.waits.iter().find(|w| w.uuid == *device));
             // CAST: a place in the list of GPUs.
             let gpu = GpuId(at as u32);
+            let moves = self.nodes.get(node).filter(|one| one.record.moves_memory);
+            if let Some(one) = moves {
+                let away = one.host_limit_bytes / one.record.devices.len().max(1) as u64;
+                facts.away_bytes.insert(self.state.node_of(gpu), away);
+            }
             if waits.is_some_and(|waits| waits.strangers > 0) {
                 facts.busy.insert(gpu);
             }

@@ -1,9 +1,10 @@
-//! Measuring pairs: both run together for a window, each against its solo speed.
+//! Measuring jobs that are together: all of them run for a window, each against its solo speed.
 //!
 //! Speed is iterations per second if a job's iterations are known, else submissions per second,
 //! which a job makes at a constant number per iteration. Solo speed is measured while a job has its
-//! devices for itself; if its kind was never seen solo, the job beside it is held back for a moment
-//! ([`TrialConfig::solo_s`](super::TrialConfig)). It is remembered by kind, number and type of GPU.
+//! devices for itself; if its kind was never seen solo, the jobs beside it are held back for a
+//! moment ([`TrialConfig::solo_s`](super::TrialConfig)). It is remembered by kind, number and type
+//! of GPU.
 //!
 //! The window is max(20 iterations of the slower one, 30 s) by default: Gandiva's trial, as
 //! `policy::cluster::packer::Trial` explains. The verdict is the packer's. What a job reports about
@@ -56,25 +57,25 @@ pub(super) struct Sample {
     undisturbed: bool,
 }
 
-/// A pair on trial: host and joiner.
-#[derive(Clone, Copy, Debug)]
+/// Jobs on trial together.
+#[derive(Clone, Debug)]
 pub(super) struct Trial {
     stage: Stage,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Stage {
-    /// Both have to run.
+    /// All have to run.
     Waiting,
-    /// One is measured while the other is held back.
+    /// One is measured while the others are held back.
     Solo {
         who: usize,
         from: Option<Sample>,
     },
     Together {
-        from: [Sample; 2],
+        from: Vec<Sample>,
     },
-    /// It stays together.
+    /// What follows from it was said.
     Kept,
 }
 
@@ -291,7 +292,7 @@ impl Hook {
     }
 
     /// The name of the type of the GPUs that a running job has.
-    fn gpu_name(&self, at: JobId) -> String {
+    pub(super) fn gpu_name(&self, at: JobId) -> String {
         let gpu = self
             .state
             .job(at)
@@ -310,63 +311,59 @@ impl Hook {
         own.or_else(|| self.solos.get(&key).copied())
     }
 
-    /// Attempt on with every pair that there is.
-    pub(super) fn try_pairs(&mut self) {
-        let mut pairs: Vec<[(u64, JobId); 2]> = Vec::new();
+    /// Go on with all jobs that are beside others.
+    pub(super) fn try_groups(&mut self) {
+        let mut groups: Vec<Vec<(u64, JobId)>> = Vec::new();
         for at in self.state.running() {
-            if let Some(host) = self.state.job(*at).run().and_then(|run| run.beside)
-                && self.state.partner(*at) == Some(host)
-            {
-                let number = |at: JobId| (self.numbers[at.0 as usize], at);
-                pairs.push([number(host), number(*at)]);
+            let group: Vec<JobId> = self.state.group(*at).collect();
+            let Some(last) = group.last().filter(|_| group.len() > 1) else {
+                continue;
+            };
+            let joined = |at: JobId| {
+                let run = self.state.job(at).run();
+                run.is_some_and(|run| run.beside.is_some())
+            };
+            // Of parts nobody has to find out how they get on: their nodes enforce them.
+            let guessed = group.iter().all(|at| self.state.job(*at).part.is_none());
+            if group[0] == *at && guessed && joined(*last) {
+                let number = |at: &JobId| (self.numbers[at.0 as usize], *at);
+                groups.push(group.iter().map(number).collect());
             }
         }
-        let there: BTreeSet<(u64, u64)> = pairs
-            .iter()
-            .map(|[host, joiner]| (host.0, joiner.0))
-            .collect();
-        let gone: Vec<(u64, u64)> = self
-            .trials
-            .keys()
-            .filter(|pair| !there.contains(pair))
-            .copied()
-            .collect();
-        for pair in gone {
-            self.trials.remove(&pair);
-            self.probed.remove(&pair.0);
-            self.probed.remove(&pair.1);
+        let there: BTreeSet<Vec<u64>> = groups.iter().map(|group| key_of(group)).collect();
+        let gone = self.trials.keys().filter(|key| !there.contains(*key));
+        let gone: Vec<Vec<u64>> = gone.cloned().collect();
+        for key in gone {
+            self.trials.remove(&key);
+            key.iter().for_each(|id| {
+                self.probed.remove(id);
+            });
         }
-        for pair in pairs {
-            self.try_pair(pair);
+        for group in groups {
+            self.try_group(&group);
         }
     }
 
-    fn try_pair(&mut self, pair: [(u64, JobId); 2]) {
-        let [host, joiner] = pair;
-        let key = (host.0, joiner.0);
-        if !self.trials.contains_key(&key) {
-            for (id, _) in pair {
-                if let Some(record) = self.jobs.get_mut(&id) {
+    fn try_group(&mut self, group: &[(u64, JobId)]) {
+        let key = key_of(group);
+        let Some(trial) = self.trials.get(&key).cloned() else {
+            for (id, _) in group {
+                if let Some(record) = self.jobs.get_mut(id) {
                     record.rate = None;
                 }
             }
-            self.trials.insert(
-                key,
-                Trial {
-                    stage: Stage::Waiting,
-                },
-            );
-        }
-        let trial = self.trials[&key];
-        let samples = pair.map(|(id, _)| self.current(id));
-        let [Some(first), Some(second)] = samples else {
+            let stage = Stage::Waiting;
+            self.trials.insert(key, Trial { stage });
+            return self.try_group(group);
+        };
+        let samples: Option<Vec<Sample>> = group.iter().map(|(id, _)| self.current(*id)).collect();
+        let Some(now) = samples else {
             // One of them is not there (yet, or any more); what was under way counts for nothing.
             if !matches!(trial.stage, Stage::Kept) {
                 self.set_stage(key, Stage::Waiting);
             }
             return;
         };
-        let now = [first, second];
         match trial.stage {
             Stage::Kept => {}
             Stage::Waiting => {
@@ -376,23 +373,26 @@ impl Hook {
                 {
                     return;
                 }
-                match (0..2).find(|who| self.solo(pair[*who].0, pair[*who].1).is_none()) {
+                let unknown = |who: &usize| self.solo(group[*who].0, group[*who].1).is_none();
+                match (0..group.len()).find(unknown) {
                     Some(who) => {
-                        self.probed.insert(pair[1 - who].0);
+                        let others = group.iter().map(|(id, _)| *id);
+                        self.probed.extend(others.filter(|id| *id != group[who].0));
                         self.set_stage(key, Stage::Solo { who, from: None });
                     }
                     None => self.set_stage(key, Stage::Together { from: now }),
                 }
             }
-            Stage::Solo { who, from } => self.probe(pair, who, from, now),
-            Stage::Together { from } => self.watch_together(pair, from, now),
+            Stage::Solo { who, from } => self.probe(group, who, from, &now),
+            Stage::Together { from } => self.watch_together(group, &from, &now),
         }
     }
 
-    fn set_stage(&mut self, key: (u64, u64), stage: Stage) {
+    fn set_stage(&mut self, key: Vec<u64>, stage: Stage) {
         if !matches!(stage, Stage::Solo { .. }) {
-            self.probed.remove(&key.0);
-            self.probed.remove(&key.1);
+            for id in &key {
+                self.probed.remove(id);
+            }
         }
         self.trials.insert(key, Trial { stage });
     }
@@ -412,32 +412,22 @@ impl Hook {
             .map(|watch| watch.last)
     }
 
-    fn probe(
-        &mut self,
-        pair: [(u64, JobId); 2],
-        who: usize,
-        from: Option<Sample>,
-        now: [Sample; 2],
-    ) {
-        let key = (pair[0].0, pair[1].0);
-        if !now[1 - who].paused {
+    fn probe(&mut self, group: &[(u64, JobId)], who: usize, from: Option<Sample>, now: &[Sample]) {
+        let key = key_of(group);
+        let all_paused = (0..group.len()).all(|other| other == who || now[other].paused);
+        if !all_paused {
             return;
         }
         let Some(from) = from else {
-            return self.set_stage(
-                key,
-                Stage::Solo {
-                    who,
-                    from: Some(now[who]),
-                },
-            );
+            let from = Some(now[who]);
+            return self.set_stage(key, Stage::Solo { who, from });
         };
         let solo_s = self.config.trial.solo_s;
         let passed = now[who].s - from.s;
         if passed < solo_s + SETTLE_S {
             return;
         }
-        let (id, at) = pair[who];
+        let (id, at) = group[who];
         let right = self.clock_is_right(id, &from, &now[who]);
         let known = match solo_between(&from, &now[who]).filter(|_| right) {
             Some(solo) => self.learn(id, at, solo),
@@ -455,8 +445,8 @@ impl Hook {
         self.set_stage(key, Stage::Waiting);
     }
 
-    fn watch_together(&mut self, pair: [(u64, JobId); 2], from: [Sample; 2], now: [Sample; 2]) {
-        let key = (pair[0].0, pair[1].0);
+    fn watch_together(&mut self, group: &[(u64, JobId)], from: &[Sample], now: &[Sample]) {
+        let key = key_of(group);
         if now.iter().any(|sample| sample.paused) {
             return self.set_stage(key, Stage::Waiting);
         }
@@ -466,21 +456,32 @@ impl Hook {
             .map(|sample| sample.iteration_s)
             .fold(0.0, f64::max);
         let window_s = (trial.iterations * slower_s).max(trial.window_s);
-        if (0..2).any(|who| now[who].s - from[who].s < window_s) {
+        let all = 0..group.len();
+        if (all.clone()).any(|who| now[who].s - from[who].s < window_s) {
             return;
         }
-        // Nothing is known of a pair on a node whose clock is wrong.
-        if (0..2).any(|who| !self.clock_is_right(pair[who].0, &from[who], &now[who])) {
+        // Nothing is known of jobs on a node whose clock is wrong.
+        if (all.clone()).any(|who| !self.clock_is_right(group[who].0, &from[who], &now[who])) {
             return self.set_stage(key, Stage::Waiting);
         }
-        let rates = [0, 1].map(|who| {
-            let solo = self.solo(pair[who].0, pair[who].1);
+        let rates = all.map(|who| {
+            let solo = self.solo(group[who].0, group[who].1);
             solo.map_or(f64::NAN, |solo| relative(&solo, &from[who], &now[who]))
         });
-        self.judge(pair, rates, window_s);
+        let rates: Vec<f64> = rates.collect();
+        let unpack = match (group, &rates[..]) {
+            ([host, joiner], [a, b]) => self.judge([*host, *joiner], [*a, *b]),
+            // What several are measured at is nothing that a pair was.
+            _ => {
+                let ats: Vec<JobId> = group.iter().map(|(_, at)| *at).collect();
+                self.claim_several(&ats, &rates).is_some()
+            }
+        };
+        self.judged(group, &rates, (window_s, unpack));
     }
 
-    fn judge(&mut self, pair: [(u64, JobId); 2], rates: [f64; 2], window_s: f64) {
+    /// Whether a pair is to be split.
+    fn judge(&mut self, pair: [(u64, JobId); 2], rates: [f64; 2]) -> bool {
         let [(host, host_at), (joiner, joiner_at)] = pair;
         let measured = PairRecord {
             gpu: self.gpu_name(host_at),
@@ -499,24 +500,44 @@ impl Hook {
             self.scheduler
                 .observe(&self.state, host_at, joiner_at, counts)
         };
-        let unpack = here.is_some() || matches!(verdict, Verdict::Unpack(_));
         self.forget_pairs();
         self.unlearnt.speeds = true;
-        for (who, (id, at)) in pair.into_iter().enumerate() {
-            if let Some(job) = self.jobs.get_mut(&id) {
-                job.rate = rates[who].is_finite().then_some(rates[who]);
-                self.dirty.insert(id);
+        here.is_some() || matches!(verdict, Verdict::Unpack(_))
+    }
+
+    /// Goes on with what a group was measured at, and says it.
+    fn judged(&mut self, group: &[(u64, JobId)], rates: &[f64], (window_s, unpack): (f64, bool)) {
+        for ((id, at), rate) in group.iter().zip(rates) {
+            if let Some(job) = self.jobs.get_mut(id) {
+                job.rate = rate.is_finite().then_some(*rate);
+                self.dirty.insert(*id);
             }
-            self.pace(at);
+            self.pace(*at);
         }
-        let [a, b] = rates;
-        let word = if unpack { "is split" } else { "stays" };
-        let text =
-            format!("{a:.2} and {b:.2} of their solo speeds over {window_s:.0} s: the pair {word}");
-        self.say("measured", joiner, Some(host), text);
-        self.set_stage((host, joiner), Stage::Kept);
+        let (host, last) = (group.first(), group.last());
+        let (Some((host, _)), Some((last, _))) = (host, last) else {
+            return;
+        };
+        let word = match (group.len(), unpack) {
+            (2, true) => "the pair is split",
+            (2, false) => "the pair stays",
+            (_, true) => "the one that came last leaves",
+            (_, false) => "they stay",
+        };
+        let all: Vec<String> = rates.iter().map(|rate| format!("{rate:.2}")).collect();
+        let of = all.split_last().map_or_else(String::new, |(end, others)| {
+            format!("{} and {end}", others.join(", "))
+        });
+        let text = format!("{of} of their solo speeds over {window_s:.0} s: {word}");
+        self.say("measured", *last, Some(*host), text);
+        self.set_stage(key_of(group), Stage::Kept);
         self.changed |= unpack;
     }
+}
+
+/// What a trial of these jobs is called.
+fn key_of(group: &[(u64, JobId)]) -> Vec<u64> {
+    group.iter().map(|(id, _)| *id).collect()
 }
 
 /// Two measurements say something different.
@@ -599,6 +620,10 @@ fn profile(
     let mut profile = Profile::unknown(kind, gpus, class);
     // A quota is what it may come to.
     profile.persistent_bytes = quota.unwrap_or(status.mem_used_bytes.max(status.mem_peak_bytes));
+    // What stays on one of its devices is at most what stays on all of them. Before it has
+    // allocated anything that can move, nothing is known to.
+    let residence = status.residence.as_deref().filter(|_| status.evictable);
+    let moves = residence.filter(|at| at.evictable_bytes > 0);
     if let Some(metered) = status.profile.as_deref() {
         profile.busy = metered.busy_fraction / f64::from(gpus.max(1));
         profile.mem_busy = metered.copy_fraction.unwrap_or(0.0);
@@ -614,6 +639,8 @@ fn profile(
         profile.h2d_bytes = metered.copied_bytes_per_iteration.unwrap_or(0);
         profile.confidence = metered.confidence;
     }
+    profile.movable_bytes =
+        moves.map_or(0, |at| profile.peak_bytes().saturating_sub(at.fixed_bytes));
     profile.sane()
 }
 

@@ -43,10 +43,9 @@ impl Hook {
 
     fn view(&self, record: &JobRecord) -> JobView {
         let asked = &record.submission;
-        let partner = self
-            .live
-            .get(&record.id)
-            .and_then(|at| self.state.partner(*at));
+        let at = self.live.get(&record.id).copied();
+        let others = at.into_iter().flat_map(|at| self.state.others(at));
+        let others: Vec<u64> = others.map(|at| self.numbers[at.0 as usize]).collect();
         let run = record.run.as_ref();
         JobView {
             id: record.id,
@@ -58,7 +57,9 @@ impl Hook {
             node: run.map_or_else(String::new, |run| run.node.clone()),
             devices: run.map_or_else(Vec::new, |run| run.devices.clone()),
             share: run.and_then(|run| run.sent.share).unwrap_or(0.0),
-            beside: partner.map(|other| self.numbers[other.0 as usize]),
+            beside: others.first().copied(),
+            beside_all: others,
+            share_asked: asked.share,
             rate: record.rate,
             attempts: record.attempts,
             saved: record.saved,

@@ -5,23 +5,24 @@
 //! is 1, else 0. A tree of depth 3 over what is metered of a job alone predicts the score of jobs
 //! that were never paired. Two jobs may share if their scores add up to at most 2 and they fit into
 //! memory ("indolent" packing: in doubt, don't). The tree can be printed as rules, so a refusal can
-//! be explained.
+//! be explained. With `jobs` above 2 the scores of all of them have to add up to no more.
 
 use std::fmt::Write as _;
 
+use super::crowd::{self, Crowds};
 use super::measured::Measured;
-use super::{PackScore, Packer, Past, Verdict, fits};
+use super::{PackScore, Packer, Past, Verdict, all_fit, fits};
 use crate::PolicyError;
 use crate::cluster::catalogue::Entry;
-use crate::cluster::{GpuType, Manner, Objective, Profile, Reason, Tags};
+use crate::cluster::{GpuType, JOBS_ON_GPU, Manner, Objective, Profile, Reason, Tags};
 use crate::registry::Registration;
 
 /// How it is chosen.
 pub(super) static SCORE_TREE: Entry<dyn Packer> = Registration {
     name: "score-tree",
     summary: "sharing scores from a tree learnt from pairs",
-    params: &[],
-    build: |_, context| {
+    params: &[crowd::JOBS],
+    build: |settings, context| {
         if context.sharing.is_empty() || context.gpu_bytes == 0 {
             return Err(PolicyError::Needs {
                 policy: "score-tree",
@@ -29,6 +30,7 @@ pub(super) static SCORE_TREE: Entry<dyn Packer> = Registration {
             });
         }
         let mut tree = ScoreTree::new(context.gpu_bytes);
+        tree.most_jobs = crowd::jobs(settings);
         tree.train(context.sharing.iter().map(|(a, b, speeds)| (a, b, *speeds)));
         Ok(Box::new(tree))
     },
@@ -188,7 +190,9 @@ pub struct ScoreTree {
     /// last stands last.
     seen: Vec<(Profile, f64, f64)>,
     measured: Measured,
+    crowds: Crowds,
     depth: u32,
+    most_jobs: u32,
 }
 
 impl ScoreTree {
@@ -201,7 +205,9 @@ impl ScoreTree {
             gpu_bytes,
             seen: Vec::new(),
             measured: Measured::default(),
+            crowds: Crowds::default(),
             depth: 3,
+            most_jobs: JOBS_ON_GPU,
         }
     }
 
@@ -306,6 +312,40 @@ impl Packer for ScoreTree {
     }
     fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {
         self.measured.below(host, joiner, kind, 1.0)
+    }
+    fn most_jobs(&self) -> u32 {
+        self.most_jobs
+    }
+    fn score_beside(
+        &self,
+        there: &[&Profile],
+        joiner: &Profile,
+        kind: GpuType,
+    ) -> Option<PackScore> {
+        let sharing = |profile: &&Profile| self.sharing(profile) as u32;
+        let sum = there.iter().map(sharing).sum::<u32>() + sharing(&joiner);
+        let bad = |other: &&Profile| self.refused(other, joiner, kind).is_some();
+        let ok = sum <= 2
+            && joiner.gpus <= 8
+            && all_fit(there, joiner, self.gpu_bytes)
+            && !there.iter().any(bad)
+            && self
+                .refused_several(&crowd::with(there, joiner), kind)
+                .is_none();
+        ok.then(|| PackScore(-f64::from(sum)))
+    }
+    fn judge_several(&self, all: &[&Profile], kind: GpuType, measured: &[f64]) -> Option<Reason> {
+        let pairs = |a: &Profile, b: &Profile| self.measured.of(a, b, kind);
+        let least = (1.0, &pairs as crowd::Pairs<'_>);
+        self.crowds.below(all, kind, measured, least)
+    }
+    fn observe_several(&mut self, all: &[&Profile], kind: GpuType, measured: &[f64]) -> Verdict {
+        let refused = self.judge_several(all, kind, measured);
+        self.crowds.note(all, kind, measured, refused);
+        refused.into()
+    }
+    fn refused_several(&self, all: &[&Profile], kind: GpuType) -> Option<Reason> {
+        self.crowds.refused(all, kind)
     }
     fn keeps_pairs(&self) -> bool {
         true

@@ -1,9 +1,10 @@
 //! Try it and see.
 
+use super::crowd::{self, Crowds};
 use super::measured::Measured;
 use super::{PackScore, Packer, Verdict};
 use crate::cluster::catalogue::Entry;
-use crate::cluster::{GpuType, Manner, Objective, Profile, Reason, Tags};
+use crate::cluster::{GpuType, JOBS_ON_GPU, Manner, Objective, Profile, Reason, Tags};
 use crate::registry::{Kind, ParamSpec, Registration};
 
 /// How it is chosen.
@@ -29,12 +30,11 @@ pub(super) static TRIAL: Entry<dyn Packer> = Registration {
                 default: 0.0,
             },
         },
+        crowd::JOBS,
     ],
     build: |settings, _| {
-        Ok(Box::new(Trial::new(
-            settings.number("margin"),
-            settings.number("floor"),
-        )))
+        let trial = Trial::new(settings.number("margin"), settings.number("floor"));
+        Ok(Box::new(trial.with_most_jobs(crowd::jobs(settings))))
     },
 };
 
@@ -47,11 +47,18 @@ pub(super) static TRIAL: Entry<dyn Packer> = Registration {
 /// of GPUs and the type of GPU, so each bad pair of kinds costs one trial; the last measurement
 /// counts. On the calibration trace pairs chosen by trial are 6 to 8 % behind pairs chosen by a
 /// full table: a packer without profiles is a sound first version.
+///
+/// With `jobs` above 2 a further job comes only where each two of all that would be there were
+/// measured as a pair, and where it adds at least `margin` by what they cost each other. All of
+/// them are then measured together, before another one comes, and the one that came last goes where
+/// it does not add that much.
 #[derive(Clone, Debug)]
 pub struct Trial {
     margin: f64,
     floor: f64,
+    most_jobs: u32,
     tried: Measured,
+    crowds: Crowds,
 }
 
 impl Trial {
@@ -62,8 +69,22 @@ impl Trial {
         Self {
             margin,
             floor,
+            most_jobs: JOBS_ON_GPU,
             tried: Measured::default(),
+            crowds: Crowds::default(),
         }
+    }
+
+    /// Up to so many jobs on a GPU.
+    #[must_use]
+    pub fn with_most_jobs(self, most_jobs: u32) -> Self {
+        Self { most_jobs, ..self }
+    }
+
+    fn below_floor(&self, speeds: &[f64]) -> Option<Reason> {
+        let rate = speeds.iter().copied().fold(f64::INFINITY, f64::min);
+        let floor = self.floor;
+        (rate < floor).then_some(Reason::Floor { rate, floor })
     }
 
     /// How long a pair runs before it is judged, in seconds, given the longer iteration time of the
@@ -115,6 +136,45 @@ impl Packer for Trial {
     }
     fn refused(&self, host: &Profile, joiner: &Profile, kind: GpuType) -> Option<Reason> {
         self.judge(self.tried.of(host, joiner, kind)?)
+    }
+    fn most_jobs(&self) -> u32 {
+        self.most_jobs
+    }
+    fn score_beside(
+        &self,
+        there: &[&Profile],
+        joiner: &Profile,
+        kind: GpuType,
+    ) -> Option<PackScore> {
+        let pairs = |a: &Profile, b: &Profile| self.tried.of(a, b, kind);
+        // One more at a time.
+        if there.len() > 2 && !self.crowds.are_known(there, kind) {
+            return None;
+        }
+        let all = crowd::with(there, joiner);
+        let refused = self.refused_several(&all, kind);
+        let two = there
+            .iter()
+            .find_map(|other| self.refused(other, joiner, kind));
+        let adds = self.crowds.adds(there, joiner, kind, &pairs)?;
+        let slow = self.below_floor(&crowd::speeds(&all, &pairs)?);
+        let ok = refused.or(two).or(slow).is_none() && adds >= self.margin;
+        // Where fewest are, among those that it may join.
+        ok.then(|| PackScore(1.0 / there.len() as f64))
+    }
+    fn judge_several(&self, all: &[&Profile], kind: GpuType, measured: &[f64]) -> Option<Reason> {
+        let pairs = |a: &Profile, b: &Profile| self.tried.of(a, b, kind);
+        let least = (1.0 + self.margin, &pairs as crowd::Pairs<'_>);
+        let below = self.crowds.below(all, kind, measured, least);
+        below.or_else(|| self.below_floor(measured))
+    }
+    fn observe_several(&mut self, all: &[&Profile], kind: GpuType, measured: &[f64]) -> Verdict {
+        let refused = self.judge_several(all, kind, measured);
+        self.crowds.note(all, kind, measured, refused);
+        refused.into()
+    }
+    fn refused_several(&self, all: &[&Profile], kind: GpuType) -> Option<Reason> {
+        self.crowds.refused(all, kind)
     }
     fn keeps_pairs(&self) -> bool {
         true

@@ -1,37 +1,84 @@
-//! The decision of a scheduler with a packer.
+//! The decision of a scheduler with a packer, or with jobs that ask for parts of GPUs.
+//!
+//! Jobs with GPUs of their own are chosen first, and jobs that asked for parts of GPUs beside each
+//! other ([`parts`](super::parts)). What is left is offered to the packer. Jobs on the same GPUs
+//! are a group; the one that came first is its host. Those that are there are asked about in the
+//! order in which they came, so that the one that came last leaves where one is too many.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::parts::Parts;
 use super::{
     ClusterState, Decision, FreeGpus, GpuId, JobId, Packer, Placer, Random, Scheduler, Step,
     gpu_type, start, walk,
 };
 use crate::Class;
-use crate::cluster::{GpuType, JobType};
+use crate::cluster::packer::together_bytes;
+use crate::cluster::{GpuType, JobType, Node, Profile, Reason};
 
-/// Hosts of one gang size that a packer cannot tell apart.
-type Bucket = (JobType, bool, GpuType);
+/// Groups of one gang size that a packer cannot tell apart: the host, and those that joined it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Bucket {
+    host: (JobType, bool, GpuType),
+    joined: Vec<(JobType, bool)>,
+}
+
+/// Those that joined each host, the one that came first first.
+type Groups = BTreeMap<JobId, Vec<JobId>>;
+
+fn joined(groups: &Groups, host: JobId) -> &[JobId] {
+    groups.get(&host).map_or(&[], Vec::as_slice)
+}
+
+/// Who gets GPUs.
+struct Chosen {
+    /// Jobs with GPUs of their own, in order.
+    owners: Vec<JobId>,
+    /// Jobs that a packer may put beside others, in order.
+    rest: Vec<JobId>,
+    /// Jobs with a part of a GPU, beside which other one.
+    parts: Vec<(JobId, JobId)>,
+    /// GPUs that no other part may come to.
+    closed: BTreeSet<GpuId>,
+}
 
 impl Scheduler {
     /// Chooses jobs with GPUs of their own, then pairs, then moves every job to its place.
     pub(super) fn pack(&mut self, state: &ClusterState, batch: &mut Vec<Decision>) {
-        let (owners, rest) = self.choose(state);
-        let joiners = self.pair(state, &owners, &rest);
-        self.settle(state, &owners, &joiners, batch);
+        let Chosen {
+            owners,
+            rest,
+            parts,
+            closed,
+        } = self.choose(state);
+        let mut joiners = self.pair(state, &owners, &rest);
+        joiners.extend(parts);
+        self.settle(state, (&owners, &joiners), &closed, batch);
     }
 
-    /// Owners and the others, both in order.
-    fn choose(&self, state: &ClusterState) -> (Vec<JobId>, Vec<JobId>) {
-        let skips = self.order.skips();
-        let mut owners: Vec<JobId> = Vec::new();
+    fn choose(&self, state: &ClusterState) -> Chosen {
+        let (skips, preemptive) = (self.order.skips(), self.order.preemptive());
         let mut left = state.gpus();
+        let mut parts = Parts::new(state, &*self.placer);
+        // Owners: whole jobs, and GPUs that are divided into parts.
+        let mut owners: Vec<Owner> = Vec::new();
         // GPUs that owners have: a job that has to stay on one of them gets none of its own.
         let mut taken: BTreeSet<GpuId> = BTreeSet::new();
-        if !self.order.preemptive() {
+        if !preemptive {
             for id in state.running() {
                 let job = state.job(*id);
-                if let Some(run) = job.run().filter(|run| run.beside.is_none()) {
-                    owners.push(*id);
+                if let (Some(_), Some(run)) = (job.part, job.run()) {
+                    if let Some(opened) = parts.stays(job, run) {
+                        owners.push(Owner::Divided(opened));
+                        left -= left.min(1);
+                        taken.extend(&run.gpus);
+                    }
+                } else if let Some(run) = job.run().filter(|run| {
+                    // Of several the one that stands first has taken the place of a host that
+                    // ended.
+                    run.beside.is_none() || leads(state, *id)
+                }) {
+                    owners.push(Owner::Whole(*id));
                     left -= job.gpus.min(left);
                     taken.extend(&run.gpus);
                 }
@@ -39,14 +86,36 @@ impl Scheduler {
         }
         let (mut rest, mut blocked) = (Vec::new(), false);
         walk(&self.queues, |id, gpus| {
+            let job = state.job(id);
+            if job.part.is_some() {
+                let has_place = !preemptive && job.run().is_some();
+                if !has_place && !blocked {
+                    match parts.give(job, left, &taken) {
+                        Some(Some(opened)) => {
+                            left -= left.min(1);
+                            owners.push(Owner::Divided(opened));
+                        }
+                        Some(None) => {}
+                        None => blocked |= !skips,
+                    }
+                }
+                return Step::Next;
+            }
+            if !preemptive && leads(state, id) {
+                return Step::Next;
+            }
             let bound = self.placer.bound(id);
-            let stuck = |own: &Vec<GpuId>| own.iter().any(|gpu| taken.contains(gpu));
+            let divided = |gpu: &GpuId| parts.has(*gpu);
+            let stuck = |own: &Vec<GpuId>| {
+                let mut own = own.iter();
+                own.any(|gpu| taken.contains(gpu) || divided(gpu))
+            };
             if bound.as_ref().is_some_and(stuck) {
                 rest.push(id);
             } else if gpus <= left && !blocked {
                 left -= gpus;
-                owners.push(id);
-                let here = state.job(id).run().filter(|run| run.beside.is_none());
+                owners.push(Owner::Whole(id));
+                let here = job.run().filter(|run| run.beside.is_none());
                 taken.extend(here.iter().flat_map(|run| &run.gpus));
                 taken.extend(bound.iter().flatten());
             } else {
@@ -55,10 +124,19 @@ impl Scheduler {
             }
             Step::Next
         });
-        (owners, rest)
+        let first = |owner: Owner| match owner {
+            Owner::Whole(id) => Some(id),
+            Owner::Divided(at) => parts.host(at),
+        };
+        Chosen {
+            owners: owners.into_iter().filter_map(first).collect(),
+            rest,
+            parts: parts.joiners(),
+            closed: parts.closed(),
+        }
     }
 
-    /// Joiners with their hosts.
+    /// Joiners with their hosts, those of one host in the order in which they come.
     fn pair(
         &mut self,
         state: &ClusterState,
@@ -71,47 +149,71 @@ impl Scheduler {
         if state.demand() <= u64::from(state.gpus()) {
             return Vec::new();
         }
-        let mut hosts: BTreeSet<JobId> = owners.iter().copied().collect();
+        let most = packer.most_jobs().min(state.most_on_gpu()) as usize;
+        let whole = |id: &&JobId| state.job(**id).part.is_none();
+        let hosts: BTreeSet<JobId> = owners.iter().filter(whole).copied().collect();
+        let mut stay: Vec<(usize, JobId, JobId)> = Vec::new();
+        if packer.keeps_pairs() {
+            let here = |id: &JobId| Some((*id, host_of(state, &hosts, *id, most)?));
+            stay.extend(rest.iter().filter_map(here).map(|(id, host)| {
+                let place = state.group(id).position(|other| other == id);
+                (place.unwrap_or(0), id, host)
+            }));
+            stay.sort_by_key(|(place, ..)| *place);
+        }
+        let mut groups = Groups::new();
         let mut joiners = Vec::new();
-        let mut open: Vec<JobId> = Vec::new();
-        for id in rest {
-            let job = state.job(*id);
-            let host = job.run().and_then(|run| run.beside);
-            match host {
-                Some(host)
-                    if packer.keeps_pairs()
-                        && state.partner(*id) == Some(host)
-                        && hosts.contains(&host)
-                        && refusal(packer, state, host, *id).is_none() =>
-                {
-                    hosts.remove(&host);
-                    joiners.push((*id, host));
-                }
-                _ => open.push(*id),
+        let mut kept: BTreeSet<JobId> = BTreeSet::new();
+        for (_, id, host) in stay {
+            let there = joined(&groups, host);
+            if there.len() + 1 < most && refusal(packer, state, (host, there), id).is_none() {
+                groups.entry(host).or_default().push(id);
+                kept.insert(id);
+                joiners.push((id, host));
             }
         }
+        let bucket = |host: JobId, groups: &Groups| {
+            let profile = &state.job(host).profile;
+            let class = |profile: &Profile| profile.class == Class::Guaranteed;
+            let kinds = joined(groups, host).iter().map(|id| {
+                let profile = &state.job(*id).profile;
+                (profile.kind, class(profile))
+            });
+            let mut kinds: Vec<(JobType, bool)> = kinds.collect();
+            kinds.sort_unstable();
+            Bucket {
+                host: (profile.kind, class(profile), gpu_type(state, host)),
+                joined: kinds,
+            }
+        };
+        let has_space = |host: JobId, groups: &Groups| joined(groups, host).len() + 1 < most;
         let mut free_hosts: HashMap<u32, BTreeMap<Bucket, Vec<JobId>>> = HashMap::new();
         // Backwards, so that popping takes the first.
-        for id in owners.iter().rev().filter(|id| hosts.contains(id)) {
-            let profile = &state.job(*id).profile;
-            let guaranteed = profile.class == Class::Guaranteed;
-            let bucket = (profile.kind, guaranteed, gpu_type(state, *id));
-            let by_size = free_hosts.entry(state.job(*id).gpus).or_default();
-            by_size.entry(bucket).or_default().push(*id);
+        for id in owners.iter().rev() {
+            if hosts.contains(id) && has_space(*id, &groups) {
+                let by_size = free_hosts.entry(state.job(*id).gpus).or_default();
+                by_size.entry(bucket(*id, &groups)).or_default().push(*id);
+            }
         }
-        for id in open {
-            let job = state.job(id);
+        for id in rest.iter().filter(|id| !kept.contains(id)) {
+            let job = state.job(*id);
             let Some(buckets) = free_hosts.get_mut(&job.gpus) else {
                 continue;
             };
-            if let Some(host) = best_host(
+            let found = best_host(
                 (packer, &*self.placer),
                 state,
-                buckets,
-                id,
+                (buckets, &groups),
+                *id,
                 &mut self.random,
-            ) {
-                joiners.push((id, host));
+            );
+            if let Some(host) = found {
+                joiners.push((*id, host));
+                groups.entry(host).or_default().push(*id);
+                if has_space(host, &groups) {
+                    let with_it = buckets.entry(bucket(host, &groups)).or_default();
+                    with_it.push(host);
+                }
                 if buckets.is_empty() {
                     free_hosts.remove(&job.gpus);
                 }
@@ -124,41 +226,77 @@ impl Scheduler {
     fn settle(
         &mut self,
         state: &ClusterState,
-        owners: &[JobId],
-        joiners: &[(JobId, JobId)],
+        (owners, joiners): (&[JobId], &[(JobId, JobId)]),
+        closed: &BTreeSet<GpuId>,
         batch: &mut Vec<Decision>,
     ) {
         let mut free = FreeGpus::all(state.nodes());
         let mut at: HashMap<JobId, Vec<GpuId>> = HashMap::new();
-        let with_joiner: BTreeSet<JobId> = joiners.iter().map(|(_, host)| *host).collect();
-        let share_of = |id: JobId| if with_joiner.contains(&id) { 0.5 } else { 1.0 };
         // A running job keeps its GPUs, unless a job before it in the order is on them.
-        let mut homeless = Vec::new();
+        let (mut stay, mut homeless) = (Vec::new(), Vec::new());
         for id in owners {
             match state.job(*id).run() {
                 Some(run) if run.gpus.iter().all(|gpu| free.contains(*gpu)) => {
                     for gpu in &run.gpus {
                         free.take(*gpu);
                     }
-                    if run.beside.is_some() || run.share != share_of(*id) {
-                        let share = share_of(*id);
-                        batch.push(Decision::Reshare { job: *id, share });
-                    }
                     at.insert(*id, run.gpus.clone());
+                    stay.push(*id);
                 }
                 _ => homeless.push(*id),
             }
         }
+        homeless.retain(|id| {
+            let job = state.job(*id);
+            let gpus = match &job.part {
+                None => self.placer.place(state, &mut free, job, job.gpus),
+                Some(part) => {
+                    let has = |node: usize| state.nodes()[node].gpu_bytes;
+                    let mut some = free.only(|node| has(node) == 0 || part.bytes <= has(node));
+                    for gpu in closed {
+                        some.take(*gpu);
+                    }
+                    let gpus = self.placer.place(state, &mut some, job, job.gpus);
+                    gpus.iter().flatten().for_each(|gpu| {
+                        free.take(*gpu);
+                    });
+                    gpus
+                }
+            };
+            let Some(gpus) = gpus else {
+                self.waits.fragmented.push(*id);
+                return false;
+            };
+            at.insert(*id, gpus);
+            true
+        });
         let mut running: BTreeSet<JobId> = at.keys().copied().collect();
-        for id in homeless {
-            let job = state.job(id);
-            let Some(gpus) = self.placer.place(state, &mut free, job, job.gpus) else {
-                self.waits.fragmented.push(id);
+        // Where a host has a place now, its joiners are looked at again.
+        let mut groups = Groups::new();
+        for (joiner, host) in joiners {
+            let Some(gpus) = at.get(host) else {
                 continue;
             };
-            at.insert(id, gpus.clone());
-            running.insert(id);
-            let share = share_of(id);
+            let there = joined(&groups, *host);
+            if self.may_be_at(state, gpus, (*host, there), *joiner) {
+                groups.entry(*host).or_default().push(*joiner);
+            }
+        }
+        let share_of = |id: JobId, host: JobId| match &state.job(id).part {
+            Some(part) => part.share,
+            // CAST: at most 64.
+            None => 1.0 / (1 + joined(&groups, host).len()) as f64,
+        };
+        for id in &stay {
+            let share = share_of(*id, *id);
+            let run = state.job(*id).run();
+            if run.is_some_and(|run| run.beside.is_some() || run.share != share) {
+                batch.push(Decision::Reshare { job: *id, share });
+            }
+        }
+        for id in homeless {
+            let (job, gpus) = (state.job(id), at[&id].clone());
+            let share = share_of(id, id);
             batch.push(if job.run().is_some() {
                 Decision::Migrate {
                     job: id,
@@ -170,75 +308,185 @@ impl Scheduler {
             });
         }
         for (joiner, host) in joiners {
-            let Some(gpus) = at.get(host).cloned() else {
-                continue;
-            };
-            let packer = self.packer.as_deref();
-            if packer.is_some_and(|p| p.refused_at(state, &gpus, *host, *joiner).is_some()) {
-                // Its host is by itself, after all.
-                let own = state.job(*host).run().map(|run| run.share);
-                batch.retain_mut(|decision| match decision {
-                    Decision::Reshare { job, share } if job == host => {
-                        *share = 1.0;
-                        own != Some(1.0)
-                    }
-                    Decision::Place { job, share, .. } | Decision::Migrate { job, share, .. }
-                        if job == host =>
-                    {
-                        *share = 1.0;
-                        true
-                    }
-                    _ => true,
-                });
+            if !joined(&groups, *host).contains(joiner) {
                 continue;
             }
             running.insert(*joiner);
-            let job = state.job(*joiner);
+            let (job, gpus) = (state.job(*joiner), at[host].clone());
+            let share = share_of(*joiner, *host);
             match job.run() {
-                // Who of the two came first does not matter to them.
-                Some(run) if run.gpus == gpus && state.partner(*joiner) == Some(*host) => {}
+                // Who of them came first does not matter to them.
+                Some(run) if run.gpus == gpus && state.are_together(*joiner, *host) => {
+                    if run.share != share {
+                        batch.push(Decision::Reshare {
+                            job: *joiner,
+                            share,
+                        });
+                    }
+                }
                 Some(_) => batch.push(Decision::Migrate {
                     job: *joiner,
                     gpus,
-                    share: 0.5,
+                    share,
                 }),
-                None => batch.push(start(job, gpus, 0.5)),
+                None => batch.push(start(job, gpus, share)),
             }
         }
         for id in state.running() {
             if running.contains(id) {
                 continue;
             }
-            let host = state.job(*id).run().and_then(|run| run.beside);
-            let reason = host.and_then(|host| refusal(self.packer.as_deref()?, state, host, *id));
-            batch.push(match reason {
+            batch.push(match self.why_apart(state, *id) {
                 Some(reason) => Decision::Unpack { job: *id, reason },
                 None => Decision::Suspend { job: *id },
             });
         }
     }
+
+    /// A joiner may be beside these on the GPUs that they have now.
+    fn may_be_at(
+        &self,
+        state: &ClusterState,
+        gpus: &[GpuId],
+        (host, there): (JobId, &[JobId]),
+        joiner: JobId,
+    ) -> bool {
+        if state.job(joiner).part.is_some() {
+            return fit(state, gpus, (host, there), joiner);
+        }
+        let Some(packer) = self.packer.as_deref() else {
+            return true;
+        };
+        refusal_at(packer, state, gpus, (host, there), joiner).is_none()
+    }
+
+    /// Why a job may not stay beside those with which it was.
+    fn why_apart(&self, state: &ClusterState, id: JobId) -> Option<Reason> {
+        let packer = self.packer.as_deref()?;
+        let before: Vec<JobId> = state.group(id).take_while(|other| *other != id).collect();
+        match &before[..] {
+            [host, there @ ..] if !there.is_empty() => refusal(packer, state, (*host, there), id),
+            _ => {
+                let host = state.job(id).run()?.beside?;
+                refusal(packer, state, (host, &[]), id)
+            }
+        }
+    }
 }
 
+/// It came first of all that are on its GPUs, and there are others.
+fn leads(state: &ClusterState, id: JobId) -> bool {
+    let mut group = state.group(id);
+    group.next() == Some(id) && group.next().is_some()
+}
+
+/// Who has a GPU of its own.
+#[derive(Clone, Copy, Debug)]
+enum Owner {
+    Whole(JobId),
+    /// A GPU that is divided into parts.
+    Divided(usize),
+}
+
+/// The host of a job that is beside others, where that one keeps GPUs of its own.
+fn host_of(state: &ClusterState, hosts: &BTreeSet<JobId>, id: JobId, most: usize) -> Option<JobId> {
+    let run = state.job(id).run()?;
+    let own = run.beside.filter(|host| state.are_together(id, *host));
+    if let Some(host) = own.filter(|host| hosts.contains(host)) {
+        return Some(host);
+    }
+    // Its host has to go, or came after it, and another one of them stays.
+    let mut others = state.others(id).filter(|_| most > 2);
+    others.find(|other| hosts.contains(other))
+}
+
+/// All of them, the joiner last.
+fn all(host: JobId, there: &[JobId], joiner: JobId) -> Vec<JobId> {
+    let mut all = Vec::with_capacity(there.len() + 2);
+    all.push(host);
+    all.extend(there);
+    all.push(joiner);
+    all
+}
+
+/// So much of the memory of jobs on one GPU may be in the server's memory: of the half of it that
+/// arbiters take for that, what is for each GPU. Where all of it fits nothing leaves.
+fn may_be_away(node: &Node, needed: u64, away: u64) -> bool {
+    needed.saturating_add(away) <= node.gpu_bytes || away <= node.away_bytes()
+}
+
+/// What these jobs hold at once fits into the memory of each of these GPUs.
+fn fit(
+    state: &ClusterState,
+    gpus: &[GpuId],
+    (host, there): (JobId, &[JobId]),
+    joiner: JobId,
+) -> bool {
+    let all = all(host, there, joiner);
+    // The parts of a GPU's memory are quotas, which add up.
+    let parts = all.iter().filter_map(|id| Some(state.job(*id).part?.bytes));
+    let parts = parts.fold(0, u64::saturating_add);
+    let [needed, away] = together_bytes(all.iter().map(|id| &state.job(*id).profile));
+    let needed = needed.max(parts);
+    gpus.iter().all(|gpu| {
+        let node = &state.nodes()[state.node_of(*gpu).0 as usize];
+        node.gpu_bytes == 0 || (needed <= node.gpu_bytes && may_be_away(node, needed, away))
+    })
+}
+
+/// Why one may not be beside these because of where they are.
+fn refusal_at(
+    packer: &dyn Packer,
+    state: &ClusterState,
+    gpus: &[GpuId],
+    (host, there): (JobId, &[JobId]),
+    joiner: JobId,
+) -> Option<Reason> {
+    let two = |other: JobId| packer.refused_at(state, gpus, other, joiner);
+    if there.is_empty() {
+        return two(host);
+    }
+    let mut others = [host].into_iter().chain(there.iter().copied());
+    others.find_map(two).or_else(|| {
+        if !fit(state, gpus, (host, there), joiner) {
+            return Some(Reason::Memory);
+        }
+        packer.refused_several_at(state, gpus, &all(host, there, joiner))
+    })
+}
+
+/// Why one may not stay beside these, where it is already.
 fn refusal(
     packer: &dyn Packer,
     state: &ClusterState,
-    host: JobId,
+    (host, there): (JobId, &[JobId]),
     joiner: JobId,
-) -> Option<crate::cluster::Reason> {
+) -> Option<Reason> {
     let kind = gpu_type(state, joiner);
-    packer
-        .refused(&state.job(host).profile, &state.job(joiner).profile, kind)
-        .or_else(|| {
-            let run = state.job(host).run()?;
-            packer.refused_at(state, &run.gpus, host, joiner)
-        })
+    let profile = |id: JobId| &state.job(id).profile;
+    let two = |other: JobId| packer.refused(profile(other), profile(joiner), kind);
+    let by_kind = match there {
+        [] => two(host),
+        _ => {
+            let mut others = [host].into_iter().chain(there.iter().copied());
+            others.find_map(two).or_else(|| {
+                let all = all(host, there, joiner);
+                let all: Vec<&Profile> = all.into_iter().map(profile).collect();
+                packer.refused_several(&all, kind)
+            })
+        }
+    };
+    by_kind.or_else(|| {
+        let run = state.job(host).run()?;
+        refusal_at(packer, state, &run.gpus, (host, there), joiner)
+    })
 }
 
 /// Take the best host out of the buckets.
 fn best_host(
     (packer, placer): (&dyn Packer, &dyn Placer),
     state: &ClusterState,
-    buckets: &mut BTreeMap<Bucket, Vec<JobId>>,
+    (buckets, groups): (&mut BTreeMap<Bucket, Vec<JobId>>, &Groups),
     joiner: JobId,
     random: &mut Random,
 ) -> Option<JobId> {
@@ -248,17 +496,26 @@ fn best_host(
     let refused = |host: JobId| {
         let here = state.job(host).run().map(|run| run.gpus.clone());
         let here = here.or_else(|| placer.bound(host)).unwrap_or_default();
-        packer.refused_at(state, &here, host, joiner)
+        refusal_at(packer, state, &here, (host, joined(groups, host)), joiner)
     };
     // The last host of a bucket that may have this joiner where it runs.
     let last = |hosts: &[JobId]| hosts.iter().rposition(|host| refused(*host).is_none());
     let profile = &state.job(joiner).profile;
+    let score = |host: JobId, kind: GpuType| {
+        let own = &state.job(host).profile;
+        let others = joined(groups, host);
+        if others.is_empty() {
+            return packer.score(own, profile, kind);
+        }
+        let others = others.iter().map(|id| &state.job(*id).profile);
+        let there: Vec<&Profile> = [own].into_iter().chain(others).collect();
+        packer.score_beside(&there, profile, kind)
+    };
     for (bucket, hosts) in buckets.iter() {
         let Some(at) = last(hosts) else {
             continue;
         };
-        let host = &state.job(hosts[at]).profile;
-        let Some(score) = packer.score(host, profile, bucket.2) else {
+        let Some(score) = score(hosts[at], bucket.host.2) else {
             continue;
         };
         if score.0 > best {
@@ -266,25 +523,25 @@ fn best_host(
             tied.clear();
         }
         if score.0 == best {
-            tied.push(*bucket);
+            tied.push(bucket.clone());
         }
     }
-    let (bucket, at) = match tied[..] {
+    let (bucket, at) = match &tied[..] {
         [] => return None,
-        [only] => (only, last(&buckets[&only])?),
+        [only] => (only.clone(), last(&buckets[only])?),
         _ => {
             let all: usize = tied.iter().map(|bucket| buckets[bucket].len()).sum();
             let mut at = random.below(all);
-            let mut bucket = tied[0];
-            for candidate in tied {
+            let mut bucket = &tied[0];
+            for candidate in &tied {
                 bucket = candidate;
-                let len = buckets[&candidate].len();
+                let len = buckets[candidate].len();
                 if at < len {
                     break;
                 }
                 at -= len;
             }
-            (bucket, at)
+            (bucket.clone(), at)
         }
     };
     let hosts = buckets.get_mut(&bucket)?;

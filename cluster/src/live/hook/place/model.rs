@@ -71,6 +71,11 @@ impl Model {
         let known = Known {
             pairs: past(pairs, solos, &mut kinds, |name| types.named(name)),
             past_gpu_s: remembered.past_gpu_s.clone(),
+            gpu_bytes: places
+                .iter()
+                .map(|one: &Candidate| one.total_bytes)
+                .max()
+                .unwrap_or(0),
         };
         let mut scheduler = scheduler_of(config, &shared, &known)?;
         let mut state = ClusterState::new(nodes);

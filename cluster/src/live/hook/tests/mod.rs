@@ -14,6 +14,7 @@ use crate::live::wire::{
     Submission, Terms, WaitMatrix,
 };
 
+mod crowds;
 mod hook;
 mod jobs;
 mod nodes;
@@ -35,6 +36,11 @@ struct Fake {
     speeds: BTreeMap<String, f64>,
     /// Its arbiter knows the iterations of jobs.
     iterates: bool,
+    /// And how busy each keeps its devices.
+    meters: bool,
+    /// What its arbiter has of the machine's memory for what leaves the devices; 0: it is of an
+    /// earlier version, and starts no job as evictable.
+    host_bytes: u64,
     /// By how much it overstates what jobs have done, and the time that has passed.
     lies: [f64; 2],
     /// The same, of jobs that share a device.
@@ -61,6 +67,7 @@ struct Attempt {
     launches: f64,
     ended: Option<Ended>,
     saved: bool,
+    evictable: bool,
 }
 
 impl Fake {
@@ -73,6 +80,8 @@ impl Fake {
             gpu: "T4".into(),
             speeds: BTreeMap::new(),
             iterates: false,
+            meters: false,
+            host_bytes: 0,
             lies: [1.0, 1.0],
             lies_of_pairs: 1.0,
             runs: BTreeMap::new(),
@@ -99,6 +108,8 @@ impl Fake {
             machine: self.name.clone(),
             boot: self.boot.clone(),
             devices: devices.collect(),
+            moves_memory: self.host_bytes > 0,
+            mem_bytes: 128 << 30,
             ..Registration::default()
         }
     }
@@ -155,22 +166,31 @@ impl Fake {
             name: attempt.name.clone(),
             // Each of its devices launches.
             launches: (attempt.launches * self.lies[0]) as u64 * attempt.devices.len() as u64,
-            profile: self.iterates.then(|| {
+            profile: (self.iterates || self.meters).then(|| {
                 Box::new(Profile {
                     found: IterationSource::Hinted,
                     confidence: 1.0,
                     iterations: (attempt.launches / 10.0) as u64,
-                    busy_fraction: 1.0,
+                    busy_fraction: if self.meters { attempt.busy } else { 1.0 },
                     ..Profile::default()
                 })
             }),
             paused: attempt.terms.paused,
+            evictable: attempt.evictable,
+            residence: attempt.evictable.then(|| {
+                Box::new(control::Residence {
+                    evictable_bytes: attempt.terms.mem_bytes.unwrap_or(0),
+                    fixed_bytes: 1 << 30,
+                    ..control::Residence::default()
+                })
+            }),
             processes: vec![ProcessStatus::default()],
             ..JobStatus::default()
         });
         let arbiter = ArbiterStatus {
             uptime_ms: (s * self.lies[1] * 1000.0) as u64,
             jobs: jobs.collect(),
+            host_memory_limit_bytes: self.host_bytes,
             ..ArbiterStatus::default()
         };
         let runs = self.runs.iter().map(|(run, attempt)| RunReport {
@@ -250,6 +270,7 @@ impl Fake {
                             launches: 0.0,
                             ended: None,
                             saved: false,
+                            evictable: start.evictable && self.host_bytes > 0,
                         };
                         self.started.push(order.run);
                         assert!(
