@@ -39,6 +39,7 @@ MEASURING = {
     "scripts/bench/replay": "takes minutes",
     "scripts/bench/rows": "builds",
     "scripts/bench/scaling": "takes minutes",
+    "scripts/bench/serving": "takes minutes",
     "scripts/bench/switch": "takes minutes",
     "scripts/containerd": "fetches packages, starts a containerd",
     "scripts/coverage": "builds",

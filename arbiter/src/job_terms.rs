@@ -55,6 +55,7 @@ impl Ledger {
                         overflow: spec.overflow() == Overflow::Host,
                         kept_away: spec.evicted || tenant.turn.is_away,
                         host_bytes: self.host_limit_bytes(spec),
+                        evict_after_ns: spec.settings.evict_after.map(control::Span::nanos),
                         ..ResidencyTerms::default()
                     },
                     ..Terms::plain(spec.class(), ppm(spec.settings.share.unwrap_or(unnamed)))

@@ -365,6 +365,9 @@ impl Ledger {
             return match (spec.overflow(), spec.settings.host_memory) {
                 (Overflow::Host, _) => Err(Refusal::NotEvictable("overflow")),
                 (_, Some(_)) => Err(Refusal::NotEvictable("host memory")),
+                _ if spec.settings.evict_after.is_some() => {
+                    Err(Refusal::NotEvictable("evict-after"))
+                }
                 _ => Ok(()),
             };
         }

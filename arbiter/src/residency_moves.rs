@@ -13,6 +13,9 @@ use crate::residency::{MAX_MOVE_REQUESTS, MoveRequest, ResidencyStatus, State};
 use crate::serve::Arbiter;
 use crate::who::Peer;
 
+/// Jobs that are woken by one request.
+const MOST_WOKEN: usize = 256;
+
 impl Arbiter {
     /// Begins to move jobs; the answer comes when they have arrived.
     pub(crate) fn begin_move(
@@ -28,6 +31,13 @@ impl Arbiter {
             .map(|name| (name, true))
             .chain(moves.restore.iter().map(|name| (name, false)))
             .collect();
+        if !moves.wake.is_empty() {
+            if !both.is_empty() {
+                return Err(invalid("`wake` with `evict` or `restore`".into())
+                    .with_hint("ask for it by itself: it is answered at once"));
+            }
+            return self.wake_jobs(number, &moves.wake, peer);
+        }
         if both.is_empty() {
             return Err(invalid("no job to move".into()).with_hint("name one"));
         }
@@ -77,6 +87,79 @@ impl Arbiter {
         let request = MoveRequest::new(number, named, now_ns, moves.deadline_ms);
         self.moves.wait(request);
         Ok(())
+    }
+
+    /// Jobs will be used soon. What is wrong with one of them holds up no other.
+    fn wake_jobs(
+        &mut self,
+        number: u64,
+        names: &[String],
+        peer: &Peer,
+    ) -> Result<(), ControlError> {
+        if names.len() > MOST_WOKEN {
+            let message = format!("{} jobs to wake, and {MOST_WOKEN} at a time", names.len());
+            return Err(ControlError::new(ErrorCode::Invalid, message).with_hint("name fewer"));
+        }
+        let now_ns = self.clock.mono_ns();
+        let mut jobs = Vec::new();
+        for name in names {
+            let mut job = JobMoved {
+                job: name.chars().take(control::NAME_MAX_BYTES).collect(),
+                ..JobMoved::default()
+            };
+            match self.woken(now_ns, name, peer) {
+                Ok((outcome, evictable_bytes, reason)) => {
+                    (job.outcome, job.evictable_bytes, job.reason) =
+                        (outcome, evictable_bytes, reason);
+                }
+                Err(error) => {
+                    (job.outcome, job.reason) = (MoveOutcome::Failed, error.to_string());
+                }
+            }
+            jobs.push(job);
+        }
+        let reply = Reply::Moved(Moved {
+            jobs,
+            ..Moved::default()
+        });
+        self.turns.reply(number, Ok(reply));
+        Ok(())
+    }
+
+    fn woken(
+        &mut self,
+        now_ns: u64,
+        name: &str,
+        peer: &Peer,
+    ) -> Result<(MoveOutcome, u64, String), ControlError> {
+        let tenant = self.tenant_of(name, peer)?;
+        let refused = |reason: &str| Ok((MoveOutcome::Refused, 0, reason.to_owned()));
+        if tenant.spec.evicted {
+            return refused("it was evicted by hand: `sublet restore` brings it back");
+        }
+        if tenant.turn.is_away {
+            return refused("another job of its group has the turn, or had it last");
+        }
+        let id = tenant.id;
+        for scheduler in self.schedulers.iter_mut() {
+            scheduler.wake(now_ns, id);
+        }
+        let all = self.schedulers.iter();
+        let all: Vec<ResidencyStatus> = all.filter_map(|s| s.residency_status(id)).collect();
+        let bytes = all.iter().map(|one| one.evictable_bytes);
+        let evictable_bytes = bytes.fold(0, u64::saturating_add);
+        if all.iter().any(|one| one.state == State::Failed) {
+            return Ok((MoveOutcome::Failed, evictable_bytes, String::new()));
+        }
+        if all.iter().all(|one| one.settled && one.state.is_usable()) {
+            return Ok((MoveOutcome::Done, evictable_bytes, String::new()));
+        }
+        let failed = all.iter().find(|one| one.figures.failed);
+        let reason = failed.map_or_else(
+            || all.iter().map(waits_for).next().unwrap_or_default(),
+            |one| one.figures.reason.clone(),
+        );
+        Ok((MoveOutcome::Waiting, evictable_bytes, reason))
     }
 
     /// Answers the requests whose jobs have arrived, or whose time is up. Returns when the next

@@ -318,7 +318,17 @@ impl Arbiter {
                     control::short_bytes(bytes),
                     self.cause_text(cause)
                 ),
-                _ => why(&residency_status),
+                _ => match (why(&residency_status), tenant.spec.settings.evict_after) {
+                    (words, Some(after))
+                        if words.is_empty() && residency_status.state == State::Evicted =>
+                    {
+                        format!(
+                            "idle for {} (evict_after): it comes back when it is used",
+                            control::short_span(after.0)
+                        )
+                    }
+                    (words, _) => words,
+                },
             },
         };
         let figures = &residency_status.figures;

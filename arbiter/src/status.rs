@@ -290,6 +290,7 @@ impl Arbiter {
             on_arbiter_loss: tenant.spec.settings.on_arbiter_loss.unwrap_or_default(),
             evictable: tenant.spec.evictable(),
             overflow: tenant.spec.overflow(),
+            evict_after_ns: tenant.spec.settings.evict_after.map(control::Span::nanos),
             host_memory_limit_bytes: self.ledger.host_limit_bytes(&tenant.spec),
             evicted: tenant.spec.evicted,
             residence: residency_survey::sum(devices.iter().filter_map(|d| d.residence.as_ref()))

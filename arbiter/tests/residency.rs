@@ -233,6 +233,7 @@ fn one_is_evicted_while_another_comes() {
         evict: vec!["a".into()],
         restore: vec!["b".into()],
         deadline_ms: 0,
+        ..Moves::default()
     };
     let moved = operator.move_jobs(&moves).expect("moved");
     assert!(moved.is_done(), "{moved:?}");
@@ -264,6 +265,7 @@ fn one_whose_space_is_not_given_returns_and_says_so() {
         evict: vec!["a".into()],
         restore: vec!["b".into()],
         deadline_ms: 0,
+        ..Moves::default()
     };
     let moved = operator.move_jobs(&moves).expect("answered");
     assert!(moved.jobs[0].reason.contains("driver"), "{moved:?}");
@@ -330,6 +332,91 @@ fn two_that_do_not_fit_take_turns_and_never_hold_more_than_there_is() {
     );
 }
 
+fn wake(names: &[&str]) -> Moves {
+    Moves {
+        wake: names.iter().map(ToString::to_string).collect(),
+        ..Moves::default()
+    }
+}
+
+#[test]
+fn an_idle_job_leaves_by_itself_and_returns_when_it_is_woken_or_runs() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let mut spec = evictable("a");
+    spec.settings.evict_after = Some(control::Span::from_micros(500_000));
+    let job = operator.register(spec).expect("registered");
+    let client = attach(&job);
+    let memory = FakeMemory::new(8 * UNIT);
+    let _agent = Agent::start(&client, &memory, 3 * UNIT);
+    until("it has left", || {
+        (memory.free_bytes() == 8 * UNIT && state(&mut operator, 0) == ResidenceState::Evicted)
+            .then_some(())
+    });
+    let job = &operator.list().expect("list")[0];
+    let reason = &job.residence.as_ref().expect("evictable").reason;
+    assert!(reason.contains("500ms"), "{reason}");
+    assert_eq!(job.evict_after_ns, Some(500_000_000));
+    assert!(!job.evicted, "by hand it was not");
+
+    // A name that nobody has, twice the same, one that stays: each for itself.
+    let fixed = JobSpec {
+        name: "fixed".into(),
+        simulated: true,
+        ..JobSpec::default()
+    };
+    operator.register(fixed).expect("registered");
+    let moved = operator.move_jobs(&wake(&["zebra", "a", "fixed", "a"]));
+    let moved = moved.expect("answered").jobs;
+    let outcomes: Vec<MoveOutcome> = moved.iter().map(|job| job.outcome).collect();
+    use MoveOutcome::{Done, Failed, Waiting};
+    assert_eq!(outcomes, [Failed, Waiting, Done, Waiting], "{moved:?}");
+    assert!(moved[0].reason.contains("`zebra`"), "{moved:?}");
+    until("it is back", || {
+        let moved = operator.move_jobs(&wake(&["a"])).expect("answered");
+        (moved.is_done() && memory.free_bytes() == 5 * UNIT).then_some(())
+    });
+    until("it has left again", || {
+        (memory.free_bytes() == 8 * UNIT).then_some(())
+    });
+    let worker = Worker::start(client);
+    until("it runs", || (worker.launches() > 50).then_some(()));
+    assert_eq!(memory.free_bytes(), 5 * UNIT);
+
+    // By hand it is away until it is restored by hand.
+    assert!(operator.move_jobs(&evict(&["a"])).expect("moved").is_done());
+    let moved = operator.move_jobs(&wake(&["a"])).expect("answered").jobs;
+    assert_eq!(moved[0].outcome, MoveOutcome::Refused);
+    assert!(moved[0].reason.contains("sublet restore"), "{moved:?}");
+    assert_eq!(memory.free_bytes(), 8 * UNIT);
+    let events = operator.events(0, 0).expect("events");
+    let by_hand = events.iter().filter(|event| event.kind == "evicted");
+    assert_eq!(by_hand.count(), 1);
+    assert!(events.iter().all(|event| event.kind != "restored_bytes"));
+
+    let both = Moves {
+        evict: vec!["a".into()],
+        ..wake(&["a"])
+    };
+    let many = vec!["a"; 257];
+    for (moves, word) in [(both, "`wake`"), (wake(&many), "256")] {
+        let error = refusal(operator.move_jobs(&moves));
+        assert_eq!(error.code, ErrorCode::Invalid);
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    let fixed = JobSpec {
+        settings: JobSettings {
+            evict_after: Some(control::Span::from_micros(500_000)),
+            ..JobSettings::default()
+        },
+        name: "other".into(),
+        simulated: true,
+        ..JobSpec::default()
+    };
+    let error = refusal(operator.register(fixed));
+    assert!(error.to_string().contains("--evictable"), "{error}");
+}
+
 #[test]
 fn a_job_that_dies_in_a_move_costs_the_others_no_turns() {
     let daemon = Daemon::start();
@@ -348,6 +435,7 @@ fn a_job_that_dies_in_a_move_costs_the_others_no_turns() {
         evict: Vec::new(),
         restore: vec!["a".into()],
         deadline_ms: 300,
+        ..Moves::default()
     };
     let moved = operator.move_jobs(&moves).expect("answered");
     let outcome = moved.jobs[0].outcome;

@@ -71,6 +71,8 @@ pub enum Command {
     Groups(ListGroups),
     /// Serve these turns by the gRPC interface of llm-d's RL time slicing
     Timeslice(Timeslice),
+    /// Use as many instances of a service as keep its agreed response times
+    Frontend(crate::frontend::args::Frontend),
     /// Show driver, devices and quotas, and whether a command's driver calls are all seen
     Doctor(Doctor),
     /// Measure which jobs slow each other down on a GPU, and by how much
@@ -1089,6 +1091,41 @@ mod tests {
                 &["`10`", "--idle-exit", "90s"],
             ),
             (&["ps", "extra"], &["'extra'"]),
+            (
+                &[
+                    "frontend",
+                    "run",
+                    "--listen",
+                    "h:1",
+                    "--instance",
+                    "a=h:2",
+                    "--sla",
+                    "99",
+                ],
+                &["'99'", "p99=200ms", "`sublet frontend run --help`"],
+            ),
+            (
+                &["frontend", "run", "--listen", "8000", "--sla", "p99=1s"],
+                &["'8000'", "HOST:PORT"],
+            ),
+            (
+                &["frontend", "run", "--listen", "h:1", "--sla", "p99=1s"],
+                &["--instance"],
+            ),
+            (
+                &[
+                    "frontend",
+                    "run",
+                    "--listen",
+                    "h:1",
+                    "--sla",
+                    "p99=1s",
+                    "--instance",
+                    "a",
+                ],
+                &["'a'", "a=127.0.0.1:8001"],
+            ),
+            (&["frontend", "status"], &["ADDR:PORT"]),
             (&["events", "--since", "5"], &["`5`", "10m", "T20:15:00Z"]),
             (&["events", "--job", "a b"], &["`a b`"]),
             (&["events", "--device", "x"], &["`x`", "UUID"]),

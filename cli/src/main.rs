@@ -15,6 +15,7 @@ mod events;
 mod exit;
 mod file_limit;
 mod flags;
+mod frontend;
 mod groups;
 mod interfere;
 mod json;
@@ -45,6 +46,7 @@ use std::process::ExitCode;
 
 use args::{Command, ConfigCommand, DeviceCommand, Early, KernelCommand};
 use exit::{FAILED, Failure};
+use frontend::args::FrontendCommand;
 
 fn main() -> ExitCode {
     let cli = match args::parse(std::env::args_os()) {
@@ -121,6 +123,10 @@ fn main() -> ExitCode {
         Command::Yield(args) => groups::give_up(&args),
         Command::Groups(args) => groups::list(&args),
         Command::Timeslice(args) => groups::timeslice(&args),
+        Command::Frontend(args) => match args.command {
+            FrontendCommand::Run(args) => frontend::run(&args),
+            FrontendCommand::Status(args) => frontend::status(&args),
+        },
         Command::Run(args) => Err(run::run(args)),
         Command::Ps(args) => ps::ps(&args),
         Command::Set(args) => set::set(&args),

@@ -44,6 +44,7 @@ pub fn moved(evict: &[String], restore: &[String], how: &MoveFlags) -> Result<(S
         evict: evict.to_vec(),
         restore: restore.to_vec(),
         deadline_ms: u64::try_from(how.timeout.as_millis()).unwrap_or(u64::MAX),
+        ..Moves::default()
     };
     let moved = connect::ask(
         || connect::patient(&dir, how.timeout),

@@ -9,6 +9,7 @@
 //!   a live hook drives.
 //! * [`cells`]: tenants with reserved cells, down to a quarter of a GPU.
 //! * [`serving`]: requests to the instances of a service, and who decides how many are ready.
+//! * [`frontend`]: the same live: between clients and instances, and which of these are used.
 //! * [`dl2`]: trains the network of a sizer on simulated runs.
 //! * [`report`]: the figures of a run; [`plot`]: its pictures; [`reward`]: its worth.
 //!
@@ -18,6 +19,7 @@
 pub mod cells;
 pub mod dl2;
 pub mod fractions;
+pub mod frontend;
 pub mod live;
 pub mod plot;
 pub mod report;

@@ -15,7 +15,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use policy::cluster::Random;
-use policy::standbys::{Frontend, Service, Sla, Wanted};
+use policy::standbys::{Frontend, Sla, Wanted};
 
 use crate::trace::Request;
 
@@ -23,8 +23,6 @@ use crate::trace::Request;
 pub const WINDOW_S: f64 = 60.0;
 /// A window with more than so many times the requests of the one before is a burst.
 pub const BURST: f64 = 2.0;
-/// Times of service from which a frontend goes by them; it remembers as many whatever their age.
-const ENOUGH: usize = 20;
 /// Most instances: as many as a frontend looks at in a decision.
 pub const MOST_INSTANCES: u32 = 10_000;
 
@@ -238,10 +236,6 @@ struct Door {
     frontend: Frontend,
     waiting: VecDeque<usize>,
     wanted: Wanted,
-    /// Its requests that wait or are served.
-    unanswered: u32,
-    /// Times of service of its own requests, and when each was answered, by that.
-    measured_s: VecDeque<(f64, f64)>,
     retries: bool,
 }
 
@@ -438,8 +432,6 @@ impl<'a> Run<'a> {
                 in_use: 0,
                 ready: 0,
             },
-            unanswered: 0,
-            measured_s: VecDeque::new(),
             retries: false,
         };
         Self {
@@ -533,7 +525,6 @@ impl<'a> Run<'a> {
         let door = self.random.below(self.doors.len());
         self.doors[door].frontend.request(self.now_s);
         self.doors[door].waiting.push_back(request);
-        self.doors[door].unanswered += 1;
         self.pass_on(door);
     }
 
@@ -547,7 +538,7 @@ impl<'a> Run<'a> {
             let end_s = self.now_s + service_s;
             if self.setup.prune && self.now_s - arrival_s > self.setup.sla.within_s {
                 self.doors[door].waiting.pop_front();
-                self.doors[door].unanswered -= 1;
+                self.doors[door].frontend.ended(self.now_s, None);
                 self.served.dropped += 1;
                 self.open -= 1;
                 continue;
@@ -624,11 +615,8 @@ impl<'a> Run<'a> {
             let at = self.window(arrival_s);
             self.served.windows[at].in_time += 1;
         }
-        self.doors[door].unanswered -= 1;
         self.open -= 1;
-        self.doors[door]
-            .measured_s
-            .push_back((self.now_s, service_s));
+        self.doors[door].frontend.ended(self.now_s, Some(service_s));
         self.pass_on(door);
     }
 
@@ -639,34 +627,10 @@ impl<'a> Run<'a> {
             frontend,
             waiting,
             wanted,
-            measured_s,
-            unanswered,
             ..
         } = &mut self.doors[door];
-        let since_s = now_s - setup.history_s as f64;
-        let is_old =
-            |of: &VecDeque<(f64, f64)>| of.front().is_some_and(|(at_s, _)| *at_s < since_s);
-        while measured_s.len() > ENOUGH && is_old(measured_s) {
-            measured_s.pop_front();
-        }
-        let enough = measured_s.len() >= ENOUGH;
-        let service = Service::measured(measured_s.iter().map(|(_, time_s)| *time_s));
-        let service = service.filter(|_| enough);
-        *wanted = match service {
-            Some(service) => {
-                let coming = (setup_s(setup, &self.instances), waiting.len());
-                frontend.wants(now_s, &service, &setup.sla, coming, setup.instances)
-            }
-            // One for each request, here and, as it seems, at the other frontends.
-            None => {
-                let each = unanswered.saturating_mul(setup.frontends);
-                let each = each.min(setup.instances);
-                Wanted {
-                    in_use: each,
-                    ready: each,
-                }
-            }
-        };
+        let coming = (setup_s(setup, &self.instances), waiting.len());
+        *wanted = frontend.decide(now_s, &setup.sla, coming, setup.instances);
         let ready = wanted.ready as usize;
         for instance in 0..self.instances.len() {
             if instance < ready {

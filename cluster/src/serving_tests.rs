@@ -1,5 +1,7 @@
 //! Requests in virtual time: by hand, against queueing theory, and what must hold in every run.
 
+use policy::standbys::Service;
+
 use super::*;
 
 fn setup(instances: u32, within_s: f64) -> Setup {

@@ -52,6 +52,10 @@ crate::settings! {
         /// Host memory that the job may take for what is not on its devices, or a part of the
         /// host's ("10%"); needs `evictable`.
         host_memory: Size, unset "no limit of its own", live, capped;
+        /// The job's memory leaves its devices when nothing of the job has used them for so long
+        /// ("30s"), also where no other job needs the space; it comes back when the job uses them
+        /// again. Needs `evictable`.
+        evict_after: Time, unset "never", live;
         /// Group of jobs that take turns by themselves: the job may not use its devices until it
         /// has acquired the group's turn.
         group: Name, unset "none";
@@ -123,6 +127,9 @@ impl JobSettings {
             }
             if self.host_memory.is_some() {
                 return Err(("host_memory", without("leaves the device")));
+            }
+            if self.evict_after.is_some() {
+                return Err(("evict_after", without("leaves the device")));
             }
         }
         match (self.deadline, self.work) {

@@ -113,6 +113,8 @@ pub struct JobStatus {
     /// Its memory may be moved to the host and back.
     pub evictable: bool,
     pub overflow: Overflow,
+    /// Its memory leaves its devices when it has not used them for so long.
+    pub evict_after_ns: Option<u64>,
     /// Host memory that it may take; `None`: no limit of its own.
     pub host_memory_limit_bytes: Option<u64>,
     /// Evicted by an operator, and away until it is restored.

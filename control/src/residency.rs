@@ -121,6 +121,10 @@ pub struct Moves {
     pub evict: Vec<String>,
     /// These come back.
     pub restore: Vec<String>,
+    /// These will be used soon: what `evict_after` has evicted comes back, and what is on its
+    /// devices stays as if it had just been used. Answered at once, by itself, with where each of
+    /// them is. A job that was evicted by hand stays away.
+    pub wake: Vec<String>,
     /// How long it may take; 0: as long as the arbiter thinks right.
     pub deadline_ms: u64,
 }

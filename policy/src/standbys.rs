@@ -20,6 +20,11 @@
 
 use std::collections::VecDeque;
 
+/// Times of service from which a frontend goes by them; it remembers as many whatever their age.
+const ENOUGH: usize = 20;
+/// It remembers no more than this, whatever comes.
+const MOST_MEASURED: usize = 1 << 15;
+
 /// What was agreed about the times of response.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sla {
@@ -227,11 +232,16 @@ pub struct Wanted {
     pub ready: u32,
 }
 
-/// One of several frontends of a service.
+/// One of several frontends of a service: what it has seen, and what follows from it.
 #[derive(Clone, Debug)]
 pub struct Frontend {
     prediction: Prediction,
     frontends: u32,
+    history_s: usize,
+    /// Its requests that wait or are served.
+    unanswered: u32,
+    /// Times of service of its own requests, and when each was answered, by that.
+    measured: VecDeque<(f64, f64)>,
 }
 
 impl Frontend {
@@ -241,12 +251,71 @@ impl Frontend {
         Self {
             prediction: Prediction::new(history_s),
             frontends: frontends.max(1),
+            history_s,
+            unanswered: 0,
+            measured: VecDeque::new(),
         }
     }
 
     /// A request has come to it.
     pub fn request(&mut self, now_s: f64) {
         self.prediction.request(now_s);
+        self.unanswered = self.unanswered.saturating_add(1);
+    }
+
+    /// One of its requests was answered after so long a service; `None`: how long it took says
+    /// nothing, or it was not answered.
+    pub fn ended(&mut self, now_s: f64, service_s: Option<f64>) {
+        self.unanswered = self.unanswered.saturating_sub(1);
+        if let Some(service_s) = service_s {
+            self.measured.push_back((now_s, service_s));
+            if self.measured.len() > MOST_MEASURED {
+                self.measured.pop_front();
+            }
+        }
+    }
+
+    /// Its requests that wait or are served.
+    #[must_use]
+    pub fn unanswered(&self) -> u32 {
+        self.unanswered
+    }
+
+    /// Requests a second at `ahead_s` from now, of all frontends together.
+    pub fn rate_per_s(&mut self, now_s: f64, ahead_s: f64) -> f64 {
+        self.prediction.rate_per_s(now_s, ahead_s) * f64::from(self.frontends)
+    }
+
+    /// Times of service of late, once there are enough of them.
+    pub fn service(&mut self, now_s: f64) -> Option<Service> {
+        let since_s = now_s - self.history_s as f64;
+        while self.measured.len() > ENOUGH
+            && (self.measured.front()).is_some_and(|(at_s, _)| *at_s < since_s)
+        {
+            self.measured.pop_front();
+        }
+        let enough = self.measured.len() >= ENOUGH;
+        let service = Service::measured(self.measured.iter().map(|(_, time_s)| *time_s));
+        service.filter(|_| enough)
+    }
+
+    /// As [`wants`](Self::wants), by the times of service that it has measured. Before there are
+    /// enough of them: one for each request, here and, as it seems, at the other frontends.
+    pub fn decide(
+        &mut self,
+        now_s: f64,
+        sla: &Sla,
+        (setup_s, waiting): (f64, usize),
+        most: u32,
+    ) -> Wanted {
+        if let Some(service) = self.service(now_s) {
+            return self.wants(now_s, &service, sla, (setup_s, waiting), most);
+        }
+        let each = self.unanswered.saturating_mul(self.frontends).min(most);
+        Wanted {
+            in_use: each,
+            ready: each,
+        }
     }
 
     /// How many of at most `most` instances it uses and wants ready, where one takes `setup_s` to
@@ -259,10 +328,8 @@ impl Frontend {
         (setup_s, waiting): (f64, usize),
         most: u32,
     ) -> Wanted {
-        let mut at = |ahead_s: f64| {
-            let rate = self.prediction.rate_per_s(now_s, ahead_s) * f64::from(self.frontends);
-            least_instances(rate, service, sla, most)
-        };
+        let mut at =
+            |ahead_s: f64| least_instances(self.rate_per_s(now_s, ahead_s), service, sla, most);
         let least = u32::from(waiting > 0).min(most);
         let in_use = at(0.0).max(least);
         Wanted {
@@ -406,5 +473,41 @@ mod tests {
                 ready: 1
             }
         );
+    }
+
+    #[test]
+    fn a_frontend_goes_by_its_own_times_of_service_once_it_has_some() {
+        let agreed = sla(1.0);
+        let mut frontend = Frontend::new(2, 60);
+        (0..7).for_each(|_| frontend.request(0.5));
+        let decided = |frontend: &mut Frontend, now_s| frontend.decide(now_s, &agreed, (0.1, 7), 9);
+        // Seven here, and as many at the other one: more than there are instances.
+        assert_eq!(decided(&mut frontend, 0.6).in_use, 9);
+        (0..5).for_each(|_| frontend.ended(0.7, None));
+        assert_eq!((frontend.unanswered(), frontend.service(0.7)), (2, None));
+        assert_eq!(decided(&mut frontend, 0.7).in_use, 4);
+        (0..9).for_each(|_| frontend.ended(0.8, None));
+        assert_eq!(frontend.unanswered(), 0, "more ends than requests");
+        let mut random = Random::new(4);
+        let mut now_s = 1.0;
+        while now_s < 100.0 {
+            now_s += random.exponential(1.0 / 25.0);
+            frontend.request(now_s);
+            frontend.ended(now_s, Some(if now_s < 50.0 { 0.4 } else { 0.1 }));
+        }
+        let known = least_instances(50.0, &Service::new(0.1, 0.0), &agreed, 100);
+        let short = frontend.decide(130.0, &agreed, (0.1, 0), 100);
+        let service = frontend.service(115.0).expect("measured");
+        assert!(
+            (service.mean_s() - 0.1).abs() < 1e-9,
+            "older ones are forgotten"
+        );
+        assert!(short.in_use <= known, "{short:?} where {known} do for more");
+        // What is left when nothing has come for long is the last few.
+        assert!(frontend.service(1e6).is_some());
+        for _ in 0..2 * MOST_MEASURED {
+            frontend.ended(200.0, Some(0.1));
+        }
+        assert_eq!(frontend.measured.len(), MOST_MEASURED);
     }
 }

@@ -312,8 +312,8 @@ pub const CRATES: [Crate; 19] = [
                 &["cells", "fractions", "serving", "sim"],
             ),
             (
-                "what is made of its runs; the live hook",
-                &["dl2", "live", "report", "reward", "sweep"],
+                "what is made of its runs; the live hook; a live frontend",
+                &["dl2", "frontend", "live", "report", "reward", "sweep"],
             ),
         ],
     },
@@ -415,6 +415,7 @@ pub const CRATES: [Crate; 19] = [
                     "cdi",
                     "api_flags",
                     "cluster_command",
+                    "frontend",
                     "kubernetes_command",
                     "ps",
                     "run",

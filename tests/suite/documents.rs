@@ -324,6 +324,11 @@ fn the_commands_of_the_page_on_encryption_run() {
 }
 
 #[test]
+fn the_commands_before_the_instances_of_a_service_run() {
+    commands_of_a_page_run("how-to/serving.md");
+}
+
+#[test]
 fn the_commands_for_jobs_that_take_turns_run() {
     commands_of_a_page_run("how-to/take-turns.md");
 }

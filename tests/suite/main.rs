@@ -11,6 +11,7 @@ mod demo;
 mod descriptors;
 mod documents;
 mod exports;
+mod frontend;
 mod groups;
 mod hooks;
 mod host_process;

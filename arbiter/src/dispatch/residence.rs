@@ -121,6 +121,11 @@ impl DeviceScheduler {
         }
     }
 
+    /// A tenant will be needed soon.
+    pub fn wake(&mut self, now_ns: u64, tenant: TenantId) {
+        self.residency.wake(now_ns, tenant);
+    }
+
     /// A tenant that was called back is not wanted any more: it comes when it wants the device.
     pub fn forget_call(&mut self, tenant: TenantId) {
         self.residency.forget_wish(tenant);

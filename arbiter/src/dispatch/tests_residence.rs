@@ -546,6 +546,98 @@ fn a_tenant_that_is_sent_away_stays_away_until_it_is_called() {
     );
 }
 
+/// One tenant that leaves after two seconds without work, on a device that it has for itself.
+fn one_that_leaves_idle(after_ns: u64) -> World {
+    let mut world = World::new(&[(6, 500_000, Class::Guaranteed)], 100);
+    let terms = Terms {
+        residency: ResidencyTerms {
+            evictable: true,
+            evict_after_ns: Some(after_ns),
+            ..ResidencyTerms::default()
+        },
+        ..Terms::plain(Class::Guaranteed, 500_000)
+    };
+    world.scheduler.set_terms(TenantId(0), terms);
+    world
+}
+
+#[test]
+fn a_tenant_leaves_after_its_time_without_work_and_returns_with_work() {
+    let mut world = one_that_leaves_idle(2 * S);
+    // Pauses of a second and a half are no reason.
+    world.run(12 * S, |_, now_ns| now_ns % (2 * S) < 500 * MS);
+    assert_eq!(world.state(0), State::Resident);
+    assert_eq!(world.agents[0].claimed.moved_out_bytes, 0);
+    world.run(1500 * MS, |_, _| false);
+    assert_eq!(world.state(0), State::Resident);
+    world.run(1500 * MS, |_, _| false);
+    assert_eq!(world.state(0), State::Evicted);
+    assert_eq!(world.free_bytes, 8 * UNIT, "nobody needed it");
+    world.run(20 * S, |_, _| false);
+    assert_eq!(world.agents[0].claimed.moved_out_bytes, 6 * UNIT, "once");
+    world.open = vec![0; 1];
+    world.run(S, |_, _| true);
+    assert_eq!(world.state(0), State::Resident);
+    assert!(world.open[0] > 1000, "{:?}", world.open);
+}
+
+#[test]
+fn submissions_that_nobody_sees_under_way_count_as_work() {
+    let mut world = one_that_leaves_idle(2 * S);
+    for _ in 0..8 {
+        world.run(1500 * MS, |_, _| false);
+        let pages = Rc::clone(&world.agents[0].pages);
+        pages.client.thread(0).count_launch();
+    }
+    assert_eq!(world.state(0), State::Resident);
+    world.run(3 * S, |_, _| false);
+    assert_eq!(world.state(0), State::Evicted);
+}
+
+#[test]
+fn one_that_is_woken_comes_without_work_and_stays_for_its_time() {
+    let mut world = one_that_leaves_idle(2 * S);
+    world.run(4 * S, |_, _| false);
+    assert_eq!(world.state(0), State::Evicted);
+    world.scheduler.wake(world.now_ns, TenantId(0));
+    world.run(S, |_, _| false);
+    assert_eq!(world.state(0), State::Resident);
+    for _ in 0..5 {
+        world.run(S, |_, _| false);
+        world.scheduler.wake(world.now_ns, TenantId(0));
+    }
+    assert_eq!(world.state(0), State::Resident);
+    assert_eq!(world.agents[0].claimed.moved_out_bytes, 6 * UNIT);
+    // No wish of then brings it back once it has left.
+    world.run(10 * S, |_, _| false);
+    assert_eq!(world.state(0), State::Evicted);
+    assert_eq!(world.agents[0].claimed.moved_out_bytes, 12 * UNIT);
+    world.scheduler.wake(world.now_ns, TenantId(7));
+}
+
+#[test]
+fn however_short_the_time_it_stays_for_as_long_as_its_way_takes() {
+    let mut world = one_that_leaves_idle(1);
+    // 768 MiB at the rate that is taken for the link take 80 ms.
+    world.run(10 * S, |_, now_ns| now_ns % (100 * MS) < 60 * MS);
+    assert_eq!(world.agents[0].claimed.moved_out_bytes, 0);
+    world.run(S, |_, _| false);
+    assert_eq!(world.state(0), State::Evicted);
+}
+
+#[test]
+fn one_that_cannot_leave_is_tried_less_and_less() {
+    let mut world = one_that_leaves_idle(S);
+    world.agents[0].refuses = Reason::Capturing;
+    world.run(100 * S, |_, _| false);
+    assert_eq!(world.state(0), State::Resident);
+    let news = world.scheduler.take_residency_news();
+    assert!((2..12).contains(&news.len()), "{news:?}");
+    world.agents[0].refuses = Reason::None;
+    world.run(40 * S, |_, _| false);
+    assert_eq!(world.state(0), State::Evicted);
+}
+
 #[test]
 fn an_allocation_that_waits_for_space_gets_it() {
     let all = [

@@ -31,6 +31,8 @@ pub struct ResidencyTerms {
     pub overflow: bool,
     /// Its operator keeps it away.
     pub kept_away: bool,
+    /// It leaves after so long without work, whether anybody needs the space or not.
+    pub evict_after_ns: Option<u64>,
     /// Its own limit of host memory in bytes.
     pub host_bytes: Option<u64>,
     /// Its limit on this device in bytes.

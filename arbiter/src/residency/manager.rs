@@ -64,6 +64,10 @@ struct Record {
     standing: Standing,
     since_ns: u64,
     active_ns: u64,
+    /// What its processes have submitted, as last looked at.
+    submitted: u64,
+    /// When that changed last, or somebody said that it is about to be used.
+    used_ns: u64,
     fixed_bytes: u64,
     stuck_until_ns: u64,
     backoff_ns: u64,
@@ -198,6 +202,18 @@ impl ResidencyManager {
         if let Some(record) = self.records.get_mut(&tenant) {
             record.wished = false;
         }
+    }
+
+    /// A tenant will be needed soon: if it is away it comes, where it may, and if it is here it
+    /// stays as if it had just been used. What could not be done before is not tried any sooner.
+    pub fn wake(&mut self, now_ns: u64, tenant: TenantId) {
+        let Some(record) = self.records.get_mut(&tenant) else {
+            return;
+        };
+        record.used_ns = now_ns;
+        let own = self.machines.values().filter(|(id, _)| *id == tenant);
+        let mut states = own.map(|(_, machine)| machine.state());
+        record.wished |= states.any(|state| !state.is_usable());
     }
 
     /// The operator sends a tenant away: what was tried before counts no longer.
@@ -521,6 +537,12 @@ impl ResidencyManager {
             }
             return;
         }
+        if self.is_idle_for_long(now_ns, job, resident)
+            && matches!(state, State::Resident | State::Partly)
+        {
+            self.depart(now_ns, job.id, Verb::Evict);
+            return;
+        }
         // What lies in host memory after the reason for it is gone comes back as well.
         let fits = job.terms.overflow || self.cap(job.id).is_some() || state == State::Partly;
         if !fits || !matches!(state, State::Resident | State::Partly) {
@@ -549,6 +571,28 @@ impl ResidencyManager {
                 record.fits_to = target;
             }
         }
+    }
+
+    /// Whether nothing of a job has used the device for as long as its terms say, and for no less
+    /// than its way out and back takes.
+    fn is_idle_for_long(&self, now_ns: u64, job: &JobView<'_>, resident_bytes: u64) -> bool {
+        let (Some(after_ns), Some(record)) = (job.terms.evict_after_ns, self.records.get(&job.id))
+        else {
+            return false;
+        };
+        let waits_inside = || {
+            let mut same = self.residents.iter().filter(|one| one.id == job.id);
+            same.any(|one| one.space_bytes > 0)
+        };
+        if resident_bytes == 0 || job.wants || job.active || record.wished || waits_inside() {
+            return false;
+        }
+        let switch_ns = self
+            .arbitration
+            .link
+            .switch_ns(resident_bytes, resident_bytes);
+        let used_ns = record.used_ns.max(record.active_ns).max(record.since_ns);
+        now_ns.saturating_sub(used_ns) >= after_ns.max(switch_ns)
     }
 
     /// Allocations of those that are in wait for memory: others give way.

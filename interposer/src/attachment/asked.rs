@@ -35,7 +35,7 @@ pub(super) const CONTAINER: &CStr = c"SUBLET_CONTAINER";
 /// Says that the driver simulates.
 const SIMULATED: &str = "SUBLET_SIM";
 /// The settings of a job.
-const OWN: [&str; 17] = [
+const OWN: [&str; 18] = [
     "SUBLET_MEM",
     "SUBLET_SHARE",
     "SUBLET_SHARE_MIN",
@@ -51,6 +51,7 @@ const OWN: [&str; 17] = [
     "SUBLET_EVICTABLE",
     "SUBLET_OVERFLOW",
     "SUBLET_HOST_MEMORY",
+    "SUBLET_EVICT_AFTER",
     "SUBLET_ITERATION_LAUNCHES",
     "SUBLET_NAME",
 ];

@@ -680,10 +680,19 @@ pub const SYSTEMS: &[System] = &[
             ),
             Script("scripts/sim/systems --only swayam"),
         ],
-        live: &[Script("scripts/bench/switch")],
+        live: &[
+            Test(
+                "tests/suite/frontend.rs",
+                "load_brings_memory_back_and_its_end_lets_it_leave",
+            ),
+            Test(
+                "tests/suite/frontend.rs",
+                "two_frontends_use_the_same_instances_and_send_none_back_and_forth",
+            ),
+            Script("scripts/bench/serving"),
+        ],
         fitted: "",
-        missing: "frontends live: sublet has none; evicted jobs that return are there \
-                  (`scripts/bench/switch`)",
+        missing: "live, an instance that has ended is not started again by a frontend",
     },
 ];
 

@@ -36,6 +36,12 @@ impl ResidencyManager {
         if job.active {
             record.active_ns = now_ns;
         }
+        // A short kernel may begin and end between two looks.
+        let counts = job.clients.iter().map(|(_, pages)| pages.client.launches());
+        let submitted = counts.fold(0, u64::wrapping_add);
+        if record.submitted != submitted {
+            (record.submitted, record.used_ns) = (submitted, now_ns);
+        }
         let (mut refused, mut longest_ns) = (None, 0);
         for (client, pages) in job.clients {
             let Some((_, machine)) = self.machines.get_mut(client) else {

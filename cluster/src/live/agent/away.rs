@@ -73,6 +73,7 @@ impl Agent {
             evict: list(evict),
             restore: list(!evict),
             deadline_ms: MOVE_MS,
+            ..Moves::default()
         };
         let moved = self.with_arbiter(|arbiter: &mut ControlClient| arbiter.move_jobs(&moves))?;
         Ok(moved.jobs.into_iter().next())
