@@ -497,8 +497,8 @@ pub const CRATES: [Crate; 19] = [
         floors: &[
             ("limits of a wait", &["within"]),
             (
-                "a clean start; a terminal; HTTP",
-                &["clean", "http", "terminal"],
+                "a clean start; a terminal; HTTP; a dead socket",
+                &["clean", "http", "socket", "terminal"],
             ),
             ("HTTP over TLS", &["tls"]),
         ],

@@ -402,7 +402,7 @@ mod tests_words {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let address = Address::Unix(path.clone());
-        drop(UnixListener::bind(&path).unwrap());
+        testbed::dead_socket(&path);
         let listener = Listener::bind(&address).unwrap();
         assert!(Listener::bind(&address).is_err(), "somebody listens");
         assert_eq!(listener.address(), address);
