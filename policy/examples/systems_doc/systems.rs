@@ -573,7 +573,7 @@ pub const SYSTEMS: &[System] = &[
                 "nobody_is_below_an_equal_part_by_more_than_a_task_and_lying_does_not_pay",
             ),
             Test(
-                "policy/src/cluster/order/fair.rs",
+                "policy/src/cluster/order/resources.rs",
                 "a_cluster_is_filled_as_the_function_of_the_paper_fills_it",
             ),
         ],
