@@ -9,7 +9,8 @@
 //! * [`fleet`]: which instances are used, which one gets a request, which are woken.
 //! * [`figures`]: how long requests took, and whether the agreement was kept.
 //! * `gate`: requests that wait for an instance, in the order in which they came.
-//! * `proxy`: from a client to an instance and back. `upstream`: one request to one instance.
+//! * `hall`: connections of clients. `proxy`: from a client to an instance and back, by `head` and
+//!   `body`. `upstream`: one request to one instance. `stream`: a connection as bytes.
 //! * `waker`: what the node's arbiter says of the instances, and what it is asked.
 //!
 //! Nothing here gives memory back, and nothing has to be believed: an instance whose job has
@@ -17,11 +18,15 @@
 //! frontend says or forgets. What a frontend may do is to use an instance, or to say that it
 //! will.
 
+mod body;
 pub mod figures;
 pub mod fleet;
 mod gate;
+mod hall;
+mod head;
 mod proxy;
 mod status;
+mod stream;
 mod upstream;
 mod waker;
 
@@ -292,7 +297,7 @@ impl Prepared {
         let stopped = self.stop.0.subscribe();
         let cut = runtime.block_on(async {
             let deciding = tokio::spawn(decide(Arc::clone(&self.shared)));
-            let cut = proxy::serve(&self.shared, listener, stopped, &tell).await;
+            let cut = hall::serve(&self.shared, listener, stopped, &tell).await;
             deciding.abort();
             cut
         });

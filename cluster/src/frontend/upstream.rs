@@ -9,12 +9,12 @@ use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Address;
+use super::stream::Both;
 
 /// TIMEOUT: a host that is there takes a connection within a round trip; one whose packets are lost
 /// sends the first one again after a second.
@@ -41,10 +41,6 @@ impl Drop for Line {
         self.0.abort();
     }
 }
-
-trait Both: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Both for T {}
 
 async fn connect(address: &Address) -> std::io::Result<Box<dyn Both>> {
     Ok(match address {
