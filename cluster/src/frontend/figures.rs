@@ -24,7 +24,7 @@ pub struct Counts {
     pub in_time: u64,
     /// Refused because they had waited too long.
     pub pruned: u64,
-    /// Not answered by any instance.
+    /// Not answered by any instance, or with an error (5xx).
     pub failed: u64,
     /// Who asked has gone before the answer.
     pub left: u64,
@@ -91,7 +91,7 @@ impl Figures {
         self.note(now_s, f64::INFINITY);
     }
 
-    /// No instance answered.
+    /// No instance answered, or one with an error.
     pub fn failed(&mut self, now_s: f64) {
         self.counts.failed += 1;
         self.note(now_s, f64::INFINITY);

@@ -52,6 +52,8 @@ pub struct Hall {
     connections: Mutex<Connections>,
     /// Bytes of bodies that are held.
     pub held: AtomicUsize,
+    /// By instance: when it was spoken of last, and how often there was a reason since.
+    pub said: Mutex<BTreeMap<usize, (Instant, u64)>>,
     /// What an operator should know, a line each.
     pub tell: Arc<dyn Fn(&str) + Send + Sync>,
 }
@@ -97,6 +99,7 @@ pub async fn serve(
         shared: Arc::clone(shared),
         connections: Mutex::default(),
         held: AtomicUsize::new(0),
+        said: Mutex::default(),
         tell: Arc::clone(tell),
     });
     let refusing = Arc::new(Semaphore::new(REFUSED));

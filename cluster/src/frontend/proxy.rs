@@ -29,6 +29,8 @@ use super::upstream::{self, Fault, Line};
 const FRAMES: usize = 16;
 /// Before the same request is put again to instances that say they are busy.
 const BUSY: Duration = Duration::from_millis(10);
+/// Before the same instance is spoken of again.
+const SAY_AGAIN: Duration = Duration::from_secs(30);
 /// Instances that break off before one request is given up.
 const MOST_BROKEN: u32 = 3;
 
@@ -149,6 +151,18 @@ async fn put(hall: &Arc<Hall>, asking: &Asking, asked: Asked) -> Answer {
     }
 }
 
+/// What an answer says of its instance.
+fn end_of(status: StatusCode) -> End {
+    match status {
+        // Of what it was asked, not of how it is.
+        StatusCode::NOT_IMPLEMENTED | StatusCode::HTTP_VERSION_NOT_SUPPORTED => End::Refused,
+        StatusCode::SERVICE_UNAVAILABLE => End::Nothing,
+        status if status.is_client_error() => End::Refused,
+        status if status.is_server_error() => End::Erred,
+        _ => End::Answered,
+    }
+}
+
 /// A server that has too much to do says so with 503 (RFC 9110, 15.6.4).
 fn is_busy(response: &Response<Incoming>) -> bool {
     response.status() == StatusCode::SERVICE_UNAVAILABLE
@@ -166,12 +180,29 @@ impl Hall {
         }
     }
 
+    /// Tells what is the matter with an instance, and how often it was since the last time: as
+    /// many requests as there are may meet the same.
     fn say(&self, at: usize, why: &str) {
+        let mut said = self.said.lock();
+        let more = match said.get_mut(&at) {
+            Some((when, more)) if when.elapsed() < SAY_AGAIN => {
+                *more += 1;
+                return;
+            }
+            Some((_, more)) => *more,
+            None => 0,
+        };
+        said.insert(at, (Instant::now(), 0));
+        drop(said);
         let name = {
             let gate = self.shared.gate.lock();
             gate.fleet.instances()[at].name.clone()
         };
-        (self.tell)(&format!("instance `{name}` failed a request: {why}"));
+        let more = match more {
+            0 => String::new(),
+            more => format!(" (and {more} requests before)"),
+        };
+        (self.tell)(&format!("instance `{name}` failed a request: {why}{more}"));
     }
 }
 
@@ -188,13 +219,26 @@ fn pass_on(
     let (mut head, body) = response.into_parts();
     forget_connection(&mut head.headers);
     head.version = Version::HTTP_11;
-    let length = body.size_hint();
+    let (status, length) = (head.status, body.size_hint());
     let (frames, coming) = mpsc::channel(FRAMES);
     let hall = Arc::clone(hall);
     tokio::spawn(async move {
         let at = place.at;
         match timeout_at(end, pump(body, &frames)).await {
-            Ok(Pumped::Whole) => asked.answered(place.end(End::Answered)),
+            Ok(Pumped::Whole(waited)) => match end_of(status) {
+                how @ (End::Answered | End::Refused) => {
+                    // What the client took to read is nobody's service.
+                    let service_s = place.end(how);
+                    asked.answered(service_s.map(|all_s| (all_s - waited.as_secs_f64()).max(1e-9)));
+                }
+                how => {
+                    if how == End::Erred {
+                        hall.say(at, &format!("it answered {status}"));
+                    }
+                    place.end(how);
+                    asked.failed();
+                }
+            },
             // The client has gone.
             Ok(Pumped::Unread) => drop(place),
             Ok(Pumped::Broken(why)) => {
@@ -229,7 +273,8 @@ async fn cut_off(frames: &mpsc::Sender<Result<Frame<Bytes>, io::Error>>, why: &'
 }
 
 enum Pumped {
-    Whole,
+    /// And so long it waited for the client.
+    Whole(Duration),
     Unread,
     Broken(String),
 }
@@ -238,13 +283,17 @@ async fn pump(
     mut body: Incoming,
     frames: &mpsc::Sender<Result<Frame<Bytes>, io::Error>>,
 ) -> Pumped {
+    let mut waited = Duration::ZERO;
     loop {
+        // An answer that is over is whole, even where the client has all of it and looks no more.
         let frame = tokio::select! {
+            biased;
             frame = body.frame() => frame,
             () = frames.closed() => return Pumped::Unread,
         };
+        let since = Instant::now();
         match frame {
-            None => return Pumped::Whole,
+            None => return Pumped::Whole(waited),
             Some(Err(error)) => return Pumped::Broken(error.to_string()),
             Some(Ok(frame)) => {
                 if frames.send(Ok(frame)).await.is_err() {
@@ -252,5 +301,6 @@ async fn pump(
                 }
             }
         }
+        waited += since.elapsed();
     }
 }

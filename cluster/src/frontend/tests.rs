@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
+mod answers;
 mod connections;
 
 /// TIMEOUT: a busy machine.
