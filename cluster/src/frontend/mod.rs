@@ -130,6 +130,8 @@ struct Shared {
     options: Options,
     /// In the order of the fleet.
     addresses: Vec<Address>,
+    /// Its name in `Via`, which no other frontend has.
+    pseudonym: String,
     began: Instant,
     gate: Mutex<Gate>,
     waker: Mutex<waker::Said>,
@@ -244,18 +246,22 @@ impl Prepared {
         }
         let names: Vec<String> = all.iter().map(|one| one.0.clone()).collect();
         let addresses = all.iter().map(|one| one.1.clone()).collect();
-        // Frontends that were started at once do not choose alike.
-        let mut seed = [0; 8];
-        let seed = match getrandom::fill(&mut seed) {
-            Ok(()) => u64::from_ne_bytes(seed),
-            Err(_) => u64::from(std::process::id()),
+        // Frontends that were started at once do not choose alike, and know each other apart.
+        let random = || {
+            let mut bytes = [0; 8];
+            match getrandom::fill(&mut bytes) {
+                Ok(()) => u64::from_ne_bytes(bytes),
+                Err(_) => u64::from(std::process::id()),
+            }
         };
+        let (seed, pseudonym) = (random(), format!("sublet-{:016x}", random()));
         let fleet = Fleet::new(options.terms, &names, seed);
         let gate = Mutex::new(Gate::new(fleet));
         Ok(Self {
             shared: Arc::new(Shared {
                 options,
                 addresses,
+                pseudonym,
                 began: Instant::now(),
                 gate,
                 waker: Mutex::default(),
@@ -280,13 +286,18 @@ impl Prepared {
     /// operator should know, a line each. How many requests were cut off at the end.
     ///
     /// # Errors
-    /// The runtime's, or the listener's.
+    /// An instance listens where this frontend does; the runtime's, or the listener's.
     pub fn run(
         self,
         listener: Listener,
         reach: Reach,
         tell: impl Fn(&str) + Send + Sync + 'static,
     ) -> io::Result<usize> {
+        let own = listener.address();
+        if self.shared.addresses.contains(&own) {
+            let why = format!("the instance at {own} would be this frontend itself");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
         let tell: Arc<dyn Fn(&str) + Send + Sync> = Arc::new(tell);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()

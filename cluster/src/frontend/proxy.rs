@@ -13,7 +13,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Bytes, Frame, Incoming};
 use hyper::header::{self, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode, Version};
+use hyper::{Request, Response, StatusCode};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -21,7 +21,7 @@ use super::body::{Held, Kept, Streamed, read};
 use super::fleet::End;
 use super::gate::{Asked, Place};
 use super::hall::{Hall, UnderWay};
-use super::head::{Asking, forget_connection};
+use super::head::{Asking, check};
 use super::stream::PATIENCE;
 use super::upstream::{self, Fault, Line};
 
@@ -59,23 +59,22 @@ pub fn ours(status: StatusCode, why: &str) -> Answer {
 pub async fn answer(hall: &Arc<Hall>, number: u64, request: Request<Incoming>) -> Answer {
     hall.begun(number);
     let (head, body) = request.into_parts();
-    if head.method == Method::CONNECT {
-        return ours(
-            StatusCode::METHOD_NOT_ALLOWED,
-            "this is no proxy for CONNECT",
-        );
+    // The rest of what is refused is not waited for.
+    let close = |mut answer: Answer| {
+        let close = HeaderValue::from_static("close");
+        answer.headers_mut().insert(header::CONNECTION, close);
+        answer
+    };
+    let pseudonym = &hall.shared.pseudonym;
+    if let Err((status, why)) = check(&head, pseudonym) {
+        return close(ours(status, why));
     }
     let mut held = Held::new(hall);
     let body = match read(body, &mut held).await {
         Ok(body) => body,
-        Err(mut answer) => {
-            // The rest of it is not waited for.
-            let close = HeaderValue::from_static("close");
-            answer.headers_mut().insert(header::CONNECTION, close);
-            return answer;
-        }
+        Err(answer) => return close(answer),
     };
-    let asking = Asking::new(head, body);
+    let asking = Asking::new(head, body, pseudonym);
     let under_way = UnderWay::new(hall, number);
     let asked = Asked::new(&hall.shared);
     let answer = put(hall, &asking, asked).await;
@@ -216,9 +215,7 @@ fn pass_on(
     asked: Asked,
     end: Instant,
 ) -> Answer {
-    let (mut head, body) = response.into_parts();
-    forget_connection(&mut head.headers);
-    head.version = Version::HTTP_11;
+    let (head, body) = response.into_parts();
     let (status, length) = (head.status, body.size_hint());
     let (frames, coming) = mpsc::channel(FRAMES);
     let hall = Arc::clone(hall);

@@ -14,6 +14,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Address;
+use super::head;
 use super::stream::Both;
 
 /// TIMEOUT: a host that is there takes a connection within a round trip; one whose packets are lost
@@ -53,7 +54,7 @@ async fn connect(address: &Address) -> std::io::Result<Box<dyn Both>> {
     })
 }
 
-/// Sends a request; its answer's head comes until `end`.
+/// Sends a request; its answer's head comes until `end`, as a client gets it.
 ///
 /// # Errors
 /// [`Fault`].
@@ -77,7 +78,10 @@ pub async fn send(
         .map_err(|error| Fault::Unsent(error.to_string()))?;
     let line = Line(tokio::spawn(async move { drop(connection.await) }).abort_handle());
     match timeout_at(end, requests.send_request(request)).await {
-        Ok(Ok(response)) => Ok((response, line)),
+        Ok(Ok(mut response)) => match head::pass_on(&mut response) {
+            Ok(()) => Ok((response, line)),
+            Err(why) => Err(Fault::Broken(why)),
+        },
         Ok(Err(error)) if error.is_canceled() => Err(Fault::Unsent(error.to_string())),
         Ok(Err(error)) if error.is_parse() => {
             Err(Fault::Broken(format!("its answer is no HTTP: {error}")))

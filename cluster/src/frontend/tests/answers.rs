@@ -12,9 +12,9 @@ fn an_answer_without_a_body_is_counted_as_one() {
         let (head, _) = request(&mut stream);
         let answer: &[u8] = match head.split(' ').next() {
             Some("HEAD") => b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n",
-            Some("PUT") => b"HTTP/1.1 204 No Content\r\n\r\n",
+            Some("PUT") => b"HTTP/1.1 204 No Content\r\ncontent-length: 3\r\n\r\n",
             Some("OPTIONS") => b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
-            _ => b"HTTP/1.1 304 Not Modified\r\netag: x\r\n\r\n",
+            _ => b"HTTP/1.1 304 Not Modified\r\netag: x\r\ncontent-length: 3\r\n\r\n",
         };
         let _ = stream.write_all(answer);
     });
