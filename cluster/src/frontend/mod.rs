@@ -49,6 +49,8 @@ pub use waker::Reach;
 
 /// Most instances of a service that a frontend knows.
 pub const MOST_INSTANCES: usize = 256;
+/// Names of hosts that are looked up at a time: one whose server does not answer holds up no other.
+const LOOKUPS: usize = 64;
 /// Between two decisions.
 const DECIDE: Duration = Duration::from_millis(200);
 
@@ -302,7 +304,7 @@ impl Prepared {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
-            .max_blocking_threads(1)
+            .max_blocking_threads(LOOKUPS)
             .build()?;
         let asking = waker::start(Arc::clone(&self.shared), reach, Arc::clone(&tell))?;
         let stopped = self.stop.0.subscribe();

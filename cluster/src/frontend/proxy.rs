@@ -27,8 +27,9 @@ use super::upstream::{self, Fault, Line};
 
 /// Frames of an answer that wait for its client; hyper reads 64 KiB at a time at most.
 const FRAMES: usize = 16;
-/// Before the same request is put again to instances that say they are busy.
+/// Before the same request is put again to instances that say they are busy, at first and at most.
 const BUSY: Duration = Duration::from_millis(10);
+const BUSY_MOST: Duration = Duration::from_millis(40);
 /// Before the same instance is spoken of again.
 const SAY_AGAIN: Duration = Duration::from_secs(30);
 /// Instances that break off before one request is given up.
@@ -91,6 +92,7 @@ async fn put(hall: &Arc<Hall>, asking: &Asking, asked: Asked) -> Answer {
     let in_time = Instant::now() + within;
     let may_again = options.retry || asking.method.is_idempotent();
     let (mut not, mut broken, mut tries) = (None, 0, 0_u32);
+    let mut pause = BUSY;
     let timed_out = |asked: Asked, what: &str| {
         asked.failed();
         let why = format!(
@@ -122,7 +124,7 @@ async fn put(hall: &Arc<Hall>, asking: &Asking, asked: Asked) -> Answer {
                 // It has not done what it was asked for: another one may, as in the paper.
                 place.end(End::Nothing);
                 not = Some(at);
-                sleep(BUSY).await;
+                rest(&mut pause).await;
                 continue;
             }
             Ok((response, line)) => {
@@ -131,6 +133,13 @@ async fn put(hall: &Arc<Hall>, asking: &Asking, asked: Asked) -> Answer {
             Err(Fault::TimedOut) => {
                 place.end(hall.blame(since));
                 return timed_out(asked, "the instance did not answer");
+            }
+            Err(Fault::Busy(why)) => {
+                hall.say(at, &why);
+                place.end(End::Nothing);
+                not = Some(at);
+                rest(&mut pause).await;
+                continue;
             }
             Err(Fault::Unsent(why)) => why,
             Err(Fault::Broken(why)) => {
@@ -148,6 +157,12 @@ async fn put(hall: &Arc<Hall>, asking: &Asking, asked: Asked) -> Answer {
         place.end(End::Failed);
         not = Some(at);
     }
+}
+
+/// Before the same request is put again, a little longer each time.
+async fn rest(pause: &mut Duration) {
+    sleep(*pause).await;
+    *pause = (*pause * 2).min(BUSY_MOST);
 }
 
 /// What an answer says of its instance.

@@ -81,3 +81,61 @@ impl AsyncWrite for Hurried {
         self.hurry(context, done)
     }
 }
+
+/// A stream of a client that sends, and reads what was answered even where the other side reads no
+/// more (RFC 9112, 9.5): what cannot be sent is forgotten, and what is read says what became of it.
+pub struct Attentive {
+    stream: Box<dyn Both>,
+    is_unheard: bool,
+}
+
+impl Attentive {
+    /// The other side listens.
+    pub fn new(stream: Box<dyn Both>) -> Self {
+        Self {
+            stream,
+            is_unheard: false,
+        }
+    }
+}
+
+impl AsyncRead for Attentive {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for Attentive {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.is_unheard {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        let done = Pin::new(&mut self.stream).poll_write(context, bytes);
+        done.map(|done| match done {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                self.is_unheard = true;
+                Ok(bytes.len())
+            }
+            done => done,
+        })
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.is_unheard {
+            true => Poll::Ready(Ok(())),
+            false => Pin::new(&mut self.stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

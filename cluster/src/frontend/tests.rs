@@ -12,6 +12,7 @@ use super::*;
 mod answers;
 mod connections;
 mod heads;
+mod instances;
 
 /// TIMEOUT: a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
