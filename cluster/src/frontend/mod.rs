@@ -74,7 +74,7 @@ impl FromStr for Address {
         };
         if let Some(path) = text.strip_prefix("unix:") {
             return match Path::new(path).is_absolute() && path.len() <= 107 {
-                true => Ok(Self::Unix(path.into())),
+                true => Ok(Self::Unix(Path::new(path).components().collect())),
                 false => Err(format!(
                     "`{path}` is no socket: write unix: and an absolute path of at most 107 bytes"
                 )),
@@ -85,13 +85,21 @@ impl FromStr for Address {
         let bare = host
             .strip_prefix('[')
             .and_then(|host| host.strip_suffix(']'));
-        let is_good = match bare {
-            Some(six) => six.parse::<std::net::Ipv6Addr>().is_ok(),
-            None => !host.is_empty() && host.len() <= 253 && host.chars().all(is_host),
+        // One place has one name here, however it was written.
+        let host = match bare {
+            Some(six) => match six.parse::<std::net::Ipv6Addr>() {
+                Ok(six) => format!("[{six}]"),
+                Err(_) => return Err(wrong()),
+            },
+            None if host.is_empty() || host.len() > 253 => return Err(wrong()),
+            None if !host.chars().all(is_host) => return Err(wrong()),
+            None => host.to_ascii_lowercase(),
         };
-        match is_good && port.parse::<u16>().is_ok() {
-            true => Ok(Self::Tcp(text.to_owned())),
-            false => Err(wrong()),
+        // A sign is none of a port's.
+        let digits = Some(port).filter(|port| port.chars().all(|c| c.is_ascii_digit()));
+        match digits.and_then(|digits| digits.parse::<u16>().ok()) {
+            Some(port) => Ok(Self::Tcp(format!("{host}:{port}"))),
+            None => Err(wrong()),
         }
     }
 }
@@ -352,6 +360,14 @@ mod tests_words {
         let socket: Address = "unix:/run/a".parse().unwrap();
         assert_eq!(socket, Address::Unix("/run/a".into()));
         assert_eq!(socket.to_string(), "unix:/run/a");
+        for (written, read) in [
+            ("Node-3.Example:0080", "node-3.example:80"),
+            ("[0:0::0:1]:80", "[::1]:80"),
+            ("unix:/run//./a", "unix:/run/a"),
+        ] {
+            let address: Address = written.parse().unwrap();
+            assert_eq!(address.to_string(), read);
+        }
         let long = format!("unix:/{}", "x".repeat(107));
         for wrong in [
             "",
@@ -360,6 +376,7 @@ mod tests_words {
             "host:",
             "host:99999",
             "host:-1",
+            "host:+1",
             "http://a:1",
             "a b:1",
             "[::1:80",
@@ -404,7 +421,7 @@ mod tests_words {
         for (wrong, word) in [
             (&[][..], "0 instances"),
             (&[("a", "h:1"), ("a", "h:2")], "`a`"),
-            (&[("a", "h:1"), ("b", "h:1")], "h:1"),
+            (&[("a", "h:1"), ("b", "H:01")], "h:1"),
         ] {
             let error = Prepared::new(options(wrong)).err().expect("wrong");
             assert!(error.contains(word), "{error}");
