@@ -399,6 +399,12 @@ impl Fleet {
     pub fn to_wake(&mut self, now_s: f64) -> Vec<usize> {
         let ready = self.wanted.ready as usize;
         let mut asked: Vec<usize> = self.usable(now_s).take(ready).collect();
+        for (at, one) in self.instances.iter_mut().enumerate() {
+            if !asked.contains(&at) {
+                // Nobody waits for its return any more; the next one is another.
+                one.woken_s = None;
+            }
+        }
         asked.retain(|at| {
             let one = &self.instances[*at];
             match one.memory {
@@ -671,6 +677,25 @@ mod tests {
                 "{after_s}"
             );
         }
+    }
+
+    /// One that found no space, and was wanted again an hour later, did not take an hour to return.
+    #[test]
+    fn a_return_that_nobody_waited_for_took_no_time() {
+        let mut fleet = fleet(terms(), 1);
+        fleet.hear(0.0, 0, Memory::Away);
+        fleet.decide(0.0, 1);
+        assert_eq!(fleet.to_wake(0.0), [0]);
+        fleet.decide(5.0, 0);
+        assert_eq!(fleet.to_wake(5.0), [0; 0]);
+        fleet.decide(3600.0, 1);
+        assert_eq!(fleet.to_wake(3600.0), [0]);
+        assert!(
+            fleet.is_waiting_for_one(3600.1),
+            "asked for as if for the first time"
+        );
+        fleet.hear(3600.2, 0, Memory::Resident);
+        assert!(fleet.return_s() < RETURN_S, "{}", fleet.return_s());
     }
 
     #[test]
