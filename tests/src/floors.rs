@@ -76,7 +76,10 @@ pub const CRATES: [Crate; 19] = [
         folder: "policy",
         in_full: false,
         floors: &[
-            ("small sets, names", &["few", "names"]),
+            (
+                "small sets, names, quantiles",
+                &["few", "names", "quantile"],
+            ),
             ("the registry", &["registry"]),
             ("what every policy is asked", &["slice"]),
             (
@@ -240,6 +243,7 @@ pub const CRATES: [Crate; 19] = [
                     "dormant",
                     "escaped",
                     "group_turns",
+                    "latency",
                     "lifecycle",
                     "operator",
                     "residency_moves",
