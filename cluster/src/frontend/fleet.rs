@@ -450,10 +450,11 @@ impl Instance {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn terms() -> Terms {
+    /// What tests go by that do not care.
+    pub fn terms() -> Terms {
         Terms {
             sla: Sla {
                 within_s: 1.0,

@@ -393,26 +393,8 @@ mod tests_words {
     fn options(instances: &[(&str, &str)]) -> Options {
         let instance = |(name, at): &(&str, &str)| ((*name).to_owned(), at.parse().unwrap());
         Options {
-            terms: Terms {
-                sla: policy::standbys::Sla {
-                    within_s: 1.0,
-                    level: 0.99,
-                    burst: 1.0,
-                },
-                frontends: 1,
-                history_s: 60,
-                concurrency: 1,
-                least: 0,
-                most: 8,
-                prune: false,
-            },
             instances: instances.iter().map(instance).collect(),
-            timeout: Duration::from_secs(30),
-            drain: Duration::from_secs(30),
-            connections: 8,
-            body_bytes: 1 << 20,
-            bodies_bytes: 1 << 20,
-            retry: false,
+            ..tests::options(&[])
         }
     }
 

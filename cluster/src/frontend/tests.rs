@@ -83,7 +83,7 @@ const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\nkeep-alive: x\r\nx-own
 const BUSY: &str = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 5\r\n\r\nbusy!";
 
 /// With instances at these places, all of them in use.
-fn options(instances: &[&str]) -> Options {
+pub(super) fn options(instances: &[&str]) -> Options {
     let instances = instances.iter().enumerate();
     let instances = instances.map(|(at, place)| (format!("i{at}"), place.parse().unwrap()));
     let instances: Vec<(String, Address)> = instances.collect();
@@ -96,12 +96,9 @@ fn options(instances: &[&str]) -> Options {
                 level: 0.9,
                 burst: 1.0,
             },
-            frontends: 1,
-            history_s: 60,
-            concurrency: 1,
             least: count,
             most: count,
-            prune: false,
+            ..fleet::tests::terms()
         },
         instances,
         timeout: Duration::from_secs(30),

@@ -250,22 +250,14 @@ fn memory_of(job: &JobStatus) -> Memory {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fleet::tests::terms;
     use super::super::fleet::{Role, Terms};
     use super::*;
 
     fn fleet() -> Fleet {
         let terms = Terms {
-            sla: policy::standbys::Sla {
-                within_s: 1.0,
-                level: 0.99,
-                burst: 1.0,
-            },
-            frontends: 1,
-            history_s: 60,
-            concurrency: 1,
             least: 2,
-            most: 2,
-            prune: false,
+            ..terms()
         };
         let mut fleet = Fleet::new(terms, &["a".into(), "b".into()], 1);
         fleet.decide(0.0, 0);
