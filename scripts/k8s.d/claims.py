@@ -95,8 +95,7 @@ class Pods(kubelets.Pods):
         self.kubectl("apply", "-f", "-", given="---\n".join(objects))
 
     def note(self, text):
-        print(f"  {text}", flush=True)
-        self.site.transcript.note(text)
+        self.site.transcript.say(text)
 
     def holds(self, found, what):
         """What was judged: nothing wrong is found."""
