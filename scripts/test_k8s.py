@@ -50,6 +50,46 @@ class Directory(unittest.TestCase):
         self.addCleanup(self.temporary.cleanup)
 
 
+class TermTest(Directory):
+    """SIGTERM at a trial."""
+
+    def test_what_was_started_is_ended_also_where_it_comes_twice(self):
+        script = f"""
+import pathlib, subprocess, sys, time
+sys.path.insert(0, {str(ROOT / "scripts/bench")!r})
+import trial
+trial.ends_by_term()
+child = subprocess.Popen(["sleep", "600"])
+try:
+    pathlib.Path("started").write_text(str(child.pid))
+    time.sleep(600)
+finally:
+    pathlib.Path("ending").touch()
+    trial.until("it comes again", lambda: pathlib.Path("again").exists())
+    # What ends the rest hears it.
+    assert subprocess.run(["sh", "-c", "kill -TERM $$"]).returncode == -15
+    child.kill()
+    child.wait()
+    pathlib.Path("ended").touch()
+"""
+        done = subprocess.Popen([sys.executable, "-c", script], cwd=self.directory)
+        self.addCleanup(done.kill)
+        there = lambda name: (self.directory / name).exists()
+        trial.until("it runs", lambda: there("started") and (self.directory / "started").read_text())
+        done.terminate()
+        trial.until("it ends", lambda: there("ending"))
+        done.terminate()
+        (self.directory / "again").touch()
+        self.assertEqual(done.wait(60), 143)
+        self.assertTrue(there("ended"))
+        self.assertFalse(trial.alive(int((self.directory / "started").read_text())))
+
+    def test_trials_take_it(self):
+        for name in ("k8s", "containerd", "slurm", "ray"):
+            main = (ROOT / "scripts" / name).read_text().split("def main():")[1]
+            self.assertLess(main.index("    ends_by_term()\n"), main.index("run(options)"), name)
+
+
 class ServersTest(Directory):
     """--servers: a folder is taken, or refused with what was found."""
 
