@@ -299,11 +299,11 @@ def killed_at(site, pods, step):
     """The driver ends itself at that step of a claim's preparing or undoing."""
     node, name = site.nodes[0], f"at-{step}"
     if step in UNDOING:
-        pods.apply(*pair(name, "2Gi"))
+        pods.apply(*pair(name, "2Gi", 10))
         pods.works(name, launches=False)
     child = driver_anew(node, env={"SUBLET_FAULT_KUBERNETES": step})
     if step in PREPARING:
-        pods.apply(*pair(name, "2Gi"))
+        pods.apply(*pair(name, "2Gi", 10))
     else:
         pods.kubectl("delete", "pod", name, "--wait=false")
     until(f"the driver has ended at `{step}`", lambda: child.poll() is not None)
@@ -318,7 +318,8 @@ def killed_at(site, pods, step):
 
 def restart(site, metrics):
     """The driver is killed between and during calls of the kubelet, and the kubelet is: claims and jobs stay, and nothing is left over."""
-    # Time is left for those that come: who is promised none has none beside two that use all.
+    # Time is left to promise to those that come: who is promised none waits long beside two that
+    # use all they can get.
     pods, node = two(site, 20), site.nodes[0]
     before = {name: pods.works(name) for name in ("a", "b")}
     objects = [pods.the_claim_of(name) for name in before]
@@ -327,7 +328,7 @@ def restart(site, metrics):
     pods.note("the driver was killed and started: both go on")
     # It hangs while it is asked, and is killed there.
     node.started["dra"].send_signal(signal.SIGSTOP)
-    pods.apply(*pair("hung", "2Gi"))
+    pods.apply(*pair("hung", "2Gi", 10))
     until("hung is on a node", lambda: pods.client.pod("hung")["spec"].get("nodeName"))
     time.sleep(2)
     driver_anew(node)
@@ -344,7 +345,7 @@ def restart(site, metrics):
         registered(node, since, "the driver with a kubelet that was started anew")
         until("the node is ready", node.is_ready)
         same(site, pods, before, "after a restart of the kubelet")
-        pods.apply(*pair(f"new-{away}", "2Gi"))
+        pods.apply(*pair(f"new-{away}", "2Gi", 10))
         pods.has(f"new-{away}", 1, 3, launches=False)
         pods.remove(f"new-{away}")
     pods.holds(judgements.stayed(objects, pods.claims()), "both claims have the parts and shareIDs of before")

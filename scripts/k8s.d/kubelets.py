@@ -17,7 +17,8 @@ OUT_OF_MEMORY = 2
 POINTS = 3
 # With less of the time than this the two do not compete for it.
 BUSY = 0.9
-LOAD = ["/prog/load", "--kernel-us", "500", "--for-ms", "600000", "--json"]
+# A day: a pod is to work for as long as it is left, also on a busy machine.
+LOAD = ["/prog/load", "--kernel-us", "500", "--for-ms", "86400000", "--json"]
 PODS = "/api/v1/namespaces/default/pods"
 JOB, STATUS, DEVICE = (f"sublet.dev/{name}" for name in ("job", "status", "gpu"))
 # What a user asks kubectl for.
