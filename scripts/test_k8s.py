@@ -475,7 +475,7 @@ class CasesTest(Directory):
 
     def test_a_third_and_a_fourth_claim_wait(self):
         site, _ = self.run_case(claims.waits)
-        self.assertEqual(set(site.cluster.pod_objects), {"a"})
+        self.assertEqual((site.cluster.pod_objects, site.cluster.job_objects), ({}, {}))
         self.fails(claims.waits, "overcommits", "c has a reason: not within")
         self.fails(claims.waits, "no reason", "does not say `cannot allocate all claims`")
         self.fails(claims.waits, "a job stays", "d uses the GPU: not within")
