@@ -50,6 +50,7 @@ impl Ledger {
                     gang: spec.settings.gang.unwrap_or(true),
                     deadline_ns: spec.settings.deadline_unix_ms().map(mono),
                     work_ns: spec.settings.work.map(control::Span::nanos),
+                    latency_target_ns: spec.settings.latency_target.map(control::Span::nanos),
                     residency: ResidencyTerms {
                         evictable: spec.evictable(),
                         overflow: spec.overflow() == Overflow::Host,

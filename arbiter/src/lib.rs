@@ -4,13 +4,12 @@
 //! calls, `attach` lets clients in, `client_exit` lets them go, `lifecycle` sees jobs through,
 //! `operator` answers requests, `device_control` those about devices and the quota file, `dispatch`
 //! runs the fast loop of each device, `residency` moves the memory of jobs, `violations` deals with
-//! jobs that harm the others, `dormant` with those of which only waiting processes are left,
-//! `escaped` with processes that got out of their job's limits, `group_turns` with jobs that take
-//! turns by themselves, `behalf` with jobs that an engine
-//! such as Slurm registers for its users. Their state is in parts with
-//! private fields, which the first paragraph of each module describes: among them `door` and
-//! `clients`, `ledger`, `outsiders`, `persistence`, `rulebook`, `schedulers`, `profile` and
-//! `slow_work`.
+//! jobs that harm the others, `latency` reports targets that are not met, `dormant` with those of
+//! which only waiting processes are left, `escaped` with processes that got out of their job's
+//! limits, `group_turns` with jobs that take turns by themselves, `behalf` with jobs that an engine
+//! such as Slurm registers for its users. Their state is in parts with private fields, which the
+//! first paragraph of each module describes: among them `door` and `clients`, `ledger`,
+//! `outsiders`, `persistence`, `rulebook`, `schedulers`, `profile` and `slow_work`.
 //!
 //! Other threads ask NVML (`nvml`), search for iterations, find out which processes belong to which
 //! job (`census`), write what goes to a disk (`writer`, `state`), look up login names (`names`) and
@@ -50,6 +49,7 @@ mod group_turns;
 mod groups;
 mod job_terms;
 mod journal;
+mod latency;
 mod ledger;
 mod lifecycle;
 mod lifetime;

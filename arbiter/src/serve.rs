@@ -580,6 +580,7 @@ impl Arbiter {
         self.look_after_dormant(now_ns);
         self.schedulers.form_gangs();
         self.look_for_offenders(now_ns);
+        self.look_at_targets(now_ns);
         self.look_for_turnless();
         self.door.make_ready();
         self.survey_residency(now_ns);

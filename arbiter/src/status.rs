@@ -265,6 +265,7 @@ impl Arbiter {
             misbehaved_count: record.iter().map(|(_, count)| count).sum(),
             deadline_unix_ms: tenant.spec.settings.deadline_unix_ms(),
             work_ns: tenant.spec.settings.work.map(control::Span::nanos),
+            latency: self.latency_of(tenant).map(Box::new),
             share_got_recent: mean(|device| device.share_got_recent),
             share_got_total: mean(|device| device.share_got_total),
             share_got_contended: all.share_contended(),

@@ -100,6 +100,8 @@ pub struct Tenant {
     pub usages: Vec<(usize, Usage)>,
     /// What the turn of its group means for it.
     pub turn: TurnTerms,
+    /// That its latency target is not met was reported: as what, and when that was the case last.
+    pub unmet: Option<(&'static str, u64)>,
     /// Most memory ever held on each device, before the page that is there.
     peaks: [u64; MAX_DEVICES],
 }
@@ -217,6 +219,7 @@ impl Tenant {
             ending: None,
             usages: Vec::new(),
             turn: TurnTerms::default(),
+            unmet: None,
             peaks: [0; MAX_DEVICES],
         }
     }

@@ -23,6 +23,8 @@ pub struct Terms {
     pub deadline_ns: Option<u64>,
     /// Device time that its work takes in all, in nanoseconds.
     pub work_ns: Option<u64>,
+    /// How soon each burst of its work should be done, in nanoseconds.
+    pub latency_target_ns: Option<u64>,
     /// Where its memory may be.
     pub residency: ResidencyTerms,
 }
@@ -39,6 +41,7 @@ impl Terms {
             gang: false,
             deadline_ns: None,
             work_ns: None,
+            latency_target_ns: None,
             residency: ResidencyTerms::default(),
         }
     }

@@ -812,6 +812,8 @@ pub struct SimulateRun {
 pub enum SimulateCommand {
     /// Print every policy with its tags and parameters
     Policies(Policies),
+    /// What a trace holds: jobs, lengths, and how they waited where they came from, by cause
+    Trace(TraceSummary),
     /// What finish times would be worth under a reward curve, and with more or less slack in it
     WhatIf(Box<WhatIf>),
     /// Where the layers of a model go on GPUs of several types, and what that gains
@@ -820,6 +822,19 @@ pub enum SimulateCommand {
     Cells(Cells),
     /// How many instances of a service are ready, who decides that, and whether it answers in time
     Serve(Box<Serve>),
+}
+
+#[derive(Debug, Args)]
+pub struct TraceSummary {
+    /// A trace of any known format, or times of iterations of Alibaba's PAI
+    #[arg(value_name = "FILE")]
+    pub trace: PathBuf,
+    /// Only this part of the trace
+    #[arg(long, value_name = "NAME")]
+    pub part: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

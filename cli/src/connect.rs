@@ -424,7 +424,7 @@ mod tests {
             return;
         }
         let fixture = Fixture::new();
-        drop(UnixListener::bind(fixture.at("api.sock")).unwrap());
+        testbed::dead_socket(&fixture.at("api.sock"));
         let around = Surroundings {
             system_dir: fixture.root.path().to_owned(),
             ..Surroundings::default()

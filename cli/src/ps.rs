@@ -145,6 +145,9 @@ fn text_of(status: &ArbiterStatus) -> String {
         if let Some(why) = &job.demoted {
             text += &format!("{} runs after all others: it {why}\n", job.name);
         }
+        if let Some(why) = job.latency.as_ref().and_then(|it| it.unmet.as_ref()) {
+            text += &format!("{}: its latency target is not met: {why}\n", job.name);
+        }
         for process in &job.processes {
             if let Some(way) = &process.followed_by {
                 text += &format!(

@@ -24,6 +24,7 @@ use crate::table::{Align, Table};
 mod cells;
 mod plan;
 mod serve;
+mod summary;
 mod what_if;
 
 /// What is printed.
@@ -33,6 +34,7 @@ mod what_if;
 pub fn simulate(args: &Simulate) -> Result<String> {
     match &args.command {
         Some(SimulateCommand::Policies(args)) => Ok(policies(args)),
+        Some(SimulateCommand::Trace(args)) => summary::summary(args),
         Some(SimulateCommand::WhatIf(args)) => what_if::what_if(args),
         Some(SimulateCommand::Plan(args)) => plan::plan(args),
         Some(SimulateCommand::Cells(args)) => cells::cells(args),
@@ -192,7 +194,10 @@ fn run_trace(args: &SimulateRun) -> Result<String> {
         trace.offered_load(spec.gpus())
     );
     if skipped > 0 {
-        head += &format!("; {skipped} jobs left out");
+        head += &format!("; {skipped} jobs left out{}", summary::reasons(&trace));
+    }
+    if !trace.unused.is_empty() {
+        head += &format!("; columns not used: {}", trace.unused.join(", "));
     }
     Ok(format!("{head}\n{}", table(&choices, &reports)))
 }

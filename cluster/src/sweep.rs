@@ -60,6 +60,7 @@ pub fn context(trace: &Trace, spec: &ClusterSpec, past_gpu_s: &[f64], config: &C
         sensitivity: config.host.is_some() && any(&|job| job.host.is_some()),
         speeds: any(&|job| matches!(job.speed, Speed::Curve(_))) || !trace.training.is_empty(),
         speeds_by_type: true,
+        round_s: config.round_s,
         files: Some(read_file),
     }
 }

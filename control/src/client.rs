@@ -836,9 +836,11 @@ mod tests {
         assert!(error.to_string().contains("restart the arbiter"), "{error}");
         // What is left of one that was killed is nobody.
         drop(listener);
+        std::fs::remove_file(&older).unwrap();
+        testbed::dead_socket(&older);
         assert!(matches!(connect(), ClientError::NoSocket(_)));
 
-        drop(UnixListener::bind(fixture.socket()).unwrap());
+        testbed::dead_socket(&fixture.socket());
         let error = connect();
         assert!(matches!(error, ClientError::DeadSocket(_)) && error.is_absence());
     }

@@ -18,7 +18,7 @@ const fn kind(word: &'static str, plain: &'static str) -> EventKind {
 }
 
 /// All of them: the arbiter's own, those of jobs, of processes, of memory, of trouble.
-pub const EVENT_KINDS: [EventKind; 48] = [
+pub const EVENT_KINDS: [EventKind; 50] = [
     kind("start", "arbiter started"),
     kind("stop", "arbiter stopped"),
     kind("reload", "quota file read"),
@@ -57,6 +57,8 @@ pub const EVENT_KINDS: [EventKind; 48] = [
     kind("no_hashes", "copies everything"),
     kind("misbehaviour", "misbehaviour"),
     kind("forgiven", "forgiven"),
+    kind("latency_unmet", "latency target unmet"),
+    kind("latency_met", "latency target met"),
     kind("bypass", "without grants"),
     kind("following", "without marks"),
     kind("gap", "without arbiter"),

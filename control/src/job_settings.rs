@@ -37,6 +37,9 @@ crate::settings! {
         /// Device time that the job's work takes in all ("40m"), for the policies that look at what
         /// is left.
         work: Time, unset "not known", live;
+        /// Each burst of the job's work (a request, an inference) should be done so soon after its
+        /// first launch ("10ms"), beside jobs without a target; for the policy `latency`.
+        latency_target: Time, unset "none", live;
         /// What the job does while the arbiter is gone. open: goes on without slices; freeze:
         /// waits; closed: its device calls fail.
         on_arbiter_loss: Word<FailMode>, unset "`open`";

@@ -54,7 +54,7 @@ pub use name::{BadName, NAME_MAX_BYTES, check_name, name_from_command};
 pub use profile::{IterationSource, Profile, SoloSource};
 pub use report::{
     ArbiterStatus, ContainerStatus, DeviceBytes, DeviceStatus, EscapedProcess, Event, JobDevice,
-    JobState, JobStatus, ProcessStatus, Registered, Reloaded, UnmanagedProcess,
+    JobState, JobStatus, LatencyStatus, ProcessStatus, Registered, Reloaded, UnmanagedProcess,
 };
 pub use request::{Change, JobSpec, OwnFile, Reply, Request};
 pub use residency::{

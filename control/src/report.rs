@@ -47,6 +47,24 @@ pub struct DeviceBytes {
     pub bytes: u64,
 }
 
+/// How a job fares with its latency target; over several devices, sums and the worst.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct LatencyStatus {
+    /// How soon each burst of its work should be done.
+    pub target_ns: u64,
+    /// Bursts that have ended.
+    pub bursts: u64,
+    /// Of these, bursts that took longer than the target.
+    pub missed: u64,
+    /// What a burst takes from its first waiting launch on: the 99th percentile of the recent ones;
+    /// `None`: none has ended.
+    pub p99_ns: Option<u64>,
+    /// Why the target is not met, or cannot be, and what to do; `None`: it is met as far as is
+    /// known.
+    pub unmet: Option<String>,
+}
+
 /// One job. The plain memory and time fields are sums over its devices; `devices` has them apart.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
@@ -75,6 +93,8 @@ pub struct JobStatus {
     pub deadline_unix_ms: Option<u64>,
     /// Device time that its work takes in all, as its owner thinks.
     pub work_ns: Option<u64>,
+    /// How it fares with its latency target; `None`: it has none.
+    pub latency: Option<Box<LatencyStatus>>,
     /// Part of the device's time over the last window of the arbiter (about a second).
     pub share_got_recent: f64,
     /// Part of the device's time since the job started.

@@ -6,6 +6,7 @@
 //!
 //! * [`SlicePolicy`]: which tenants hold one device, and for how long. [`by_name`] builds one.
 //! * [`quantum`]: how long a slice lasts, by what a hand-over costs.
+//! * [`Quantile`]: a high quantile of what was seen of late.
 //! * [`residency`]: which jobs stay in a device's memory when not all fit.
 //! * [`coordinator`]: how much of a device's memory opportunistic jobs leave to guaranteed ones.
 //! * [`gangs`]: whose turn it is on devices that jobs use together.
@@ -24,6 +25,7 @@ pub mod gangs;
 pub mod iterations;
 pub mod names;
 mod partitions;
+mod quantile;
 pub mod quantum;
 pub mod registry;
 pub mod residency;
@@ -36,10 +38,11 @@ mod turns;
 
 pub use few::Few;
 pub use partitions::{HOLD_BACK_BYTES, NoPartition, PartitionTable};
+pub use quantile::Quantile;
 pub use registry::{Kind, Param, ParamSpec, PolicyError, Registration, Value};
 pub use slice::{
-    Class, CoordinatorTerms, Decision, Device, Holder, Iterations, Memory, QuantumBounds, Slice,
-    SlicePolicy, TenantId, TenantView, View,
+    Class, CoordinatorTerms, Decision, Device, Holder, Iterations, LatencyReport, Memory,
+    QuantumBounds, Slice, SlicePolicy, TenantId, TenantView, Unmet, View,
 };
 pub use slices::{POLICIES, SliceRegistration, Stride, by_name, spec};
 pub use turns::PartitionId;

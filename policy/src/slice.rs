@@ -92,6 +92,11 @@ pub struct TenantView {
     pub remaining_ns: Option<u64>,
     /// By when its remaining work should be done, in nanoseconds of the view's clock.
     pub deadline_ns: Option<u64>,
+    /// Each burst of its work is to be done so long after it came, in nanoseconds.
+    pub latency_target_ns: Option<u64>,
+    /// For how long its work stays on the device after a slice: a high quantile of what was seen,
+    /// in nanoseconds; 0: nothing was seen.
+    pub drain_ns: u64,
     /// Its iterations.
     pub iterations: Iterations,
 }
@@ -149,6 +154,8 @@ pub struct Device {
     pub holders: usize,
     /// Its memory in bytes; 0: not known, nothing is refused for lack of it.
     pub memory_bytes: u64,
+    /// What it costs to pass it from one tenant to another, in nanoseconds; 0: not known.
+    pub turn_ns: u64,
 }
 
 impl Device {
@@ -156,6 +163,7 @@ impl Device {
     pub const EXCLUSIVE: Self = Self {
         holders: 1,
         memory_bytes: 0,
+        turn_ns: 0,
     };
 }
 
@@ -204,6 +212,43 @@ pub struct CoordinatorTerms {
     pub calm_ns: u64,
 }
 
+/// How a tenant with a latency target fares.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LatencyReport {
+    /// How long a burst may take, in nanoseconds.
+    pub target_ns: u64,
+    /// Bursts that have ended.
+    pub bursts: u64,
+    /// Of these, bursts that took longer.
+    pub missed: u64,
+    /// What a burst takes from its first waiting launch to its end: the 99th percentile of the
+    /// recent ones, in nanoseconds; `None`: none has ended.
+    pub p99_ns: Option<u64>,
+    /// Why the target is not met, or cannot be; `None`: it is met.
+    pub unmet: Option<Unmet>,
+}
+
+/// Why a latency target is not met.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unmet {
+    /// A burst has to wait for what others have on the device and then takes its own time, and
+    /// both are longer than the target.
+    TooShort {
+        /// What a burst needs in all, in nanoseconds.
+        needs_ns: u64,
+        /// Of that, its own device time, in nanoseconds; 0: not known yet.
+        service_ns: u64,
+        /// Whose work it may have to wait for; `None`: nobody's was seen.
+        behind: Option<TenantId>,
+        /// How long that stays on the device, with the turn, in nanoseconds.
+        wait_ns: u64,
+    },
+    /// It is due more device time than its share: bursts were late while that was used up.
+    Share,
+    /// More than one in a hundred of its recent bursts was late.
+    Missed,
+}
+
 /// A slice to be granted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Slice {
@@ -250,6 +295,20 @@ pub trait SlicePolicy: std::fmt::Debug + Send {
     fn coordinates(&self) -> Option<CoordinatorTerms> {
         None
     }
+
+    /// How `id` fares with its latency target; `None`: it has none, or the policy does not look at
+    /// it.
+    fn latency(&self, id: TenantId) -> Option<LatencyReport> {
+        let _ = id;
+        None
+    }
+
+    /// Never more of the work of `id` than this is to be queued on the device, in microseconds, so
+    /// that others need not wait longer for it; `None`: the policy does not mind.
+    fn in_flight_us(&self, id: TenantId) -> Option<u32> {
+        let _ = id;
+        None
+    }
 }
 
 impl<P: SlicePolicy + ?Sized> SlicePolicy for Box<P> {
@@ -271,5 +330,13 @@ impl<P: SlicePolicy + ?Sized> SlicePolicy for Box<P> {
 
     fn coordinates(&self) -> Option<CoordinatorTerms> {
         (**self).coordinates()
+    }
+
+    fn latency(&self, id: TenantId) -> Option<LatencyReport> {
+        (**self).latency(id)
+    }
+
+    fn in_flight_us(&self, id: TenantId) -> Option<u32> {
+        (**self).in_flight_us(id)
     }
 }

@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::quantile::Quantile;
 use crate::slice::{
     Class, Decision, Device, Holder, Iterations, Memory, QuantumBounds, SlicePolicy, TenantId,
     TenantView, View,
@@ -58,6 +59,8 @@ pub struct SimTenant {
     pub memory: Memory,
     /// By when it should be done, in microseconds after it came.
     pub deadline_us: Option<u64>,
+    /// Each of its busy phases is to be done so soon, in microseconds.
+    pub latency_target_us: Option<u64>,
     /// The policy knows how much work it has left (where `rounds` is known).
     pub tells_size: bool,
     /// The policy knows its iterations.
@@ -134,6 +137,9 @@ struct Life {
     round_done_ns: u64,
     last_round_ns: u64,
     waiting_since_ns: Option<u64>,
+    /// Since when the kernel that it had begun when it lost the device runs on.
+    drains_since_ns: Option<u64>,
+    drains: Quantile,
     got: Got,
 }
 
@@ -194,6 +200,8 @@ impl<P: SlicePolicy> Stepper<P> {
             round_done_ns: 0,
             last_round_ns: 0,
             waiting_since_ns: None,
+            drains_since_ns: None,
+            drains: Quantile::default(),
             got: Got::default(),
         };
         life.enter(0);
@@ -359,6 +367,11 @@ impl<P: SlicePolicy> Stepper<P> {
         }
         self.now_ns = until_ns;
         for life in self.lives.iter_mut().filter(|life| life.is_here()) {
+            if life.kernel_left_ns == 0
+                && let Some(since_ns) = life.drains_since_ns.take()
+            {
+                life.drains.note(until_ns - since_ns);
+            }
             if life.left_ns == 0 && life.kernel_left_ns == 0 {
                 life.enter_next(self.now_ns);
             }
@@ -449,6 +462,11 @@ impl<P: SlicePolicy> Stepper<P> {
                 self.holders.len() < before,
                 "{id:?} is revoked and holds nothing"
             );
+            if let Some(life) = self.lives.iter_mut().find(|life| life.tenant.id == *id)
+                && life.kernel_left_ns > 0
+            {
+                life.drains_since_ns = Some(self.now_ns);
+            }
         }
         for slice in &decision.grant {
             let begun = Holder {
@@ -565,6 +583,8 @@ impl Life {
             attained_ns: self.got.device_ns,
             remaining_ns: remaining_ns.filter(|_| tenant.tells_size),
             deadline_ns: tenant.deadline_us.map(|us| self.joined_ns + us * 1000),
+            latency_target_ns: tenant.latency_target_us.map(|us| us * 1000),
+            drain_ns: self.drains.p99_ns().unwrap_or(0),
             iterations: if tenant.tells_iterations {
                 iterations
             } else {

@@ -15,8 +15,8 @@
 
 use crate::shares::Shares;
 use crate::slice::{
-    Class, CoordinatorTerms, Decision, Holder, QuantumBounds, Slice, SlicePolicy, TenantId,
-    TenantView, View,
+    Class, CoordinatorTerms, Decision, Holder, LatencyReport, QuantumBounds, Slice, SlicePolicy,
+    TenantId, TenantView, View,
 };
 
 /// Where a tenant stands among those that compete; the lowest runs first.
@@ -86,6 +86,17 @@ pub(crate) trait Order: std::fmt::Debug + Send {
         None
     }
 
+    /// How long a slice of `tenant` is where others have `usual_us`, in microseconds.
+    fn slice_us(&self, _tenant: &TenantView, _view: &View<'_>, usual_us: u32) -> u32 {
+        usual_us
+    }
+
+    /// A waiting tenant that will go before a holder although that one's slice has not ended, and
+    /// when, in nanoseconds; of several the first.
+    fn takes_over(&self, _view: &View<'_>) -> Option<(TenantId, u64)> {
+        None
+    }
+
     /// See [`SlicePolicy::debt_ns`].
     fn debt_ns(&self, _id: TenantId) -> Option<i64> {
         None
@@ -93,6 +104,16 @@ pub(crate) trait Order: std::fmt::Debug + Send {
 
     /// See [`SlicePolicy::coordinates`].
     fn coordinates(&self) -> Option<CoordinatorTerms> {
+        None
+    }
+
+    /// See [`SlicePolicy::latency`].
+    fn latency(&self, _id: TenantId) -> Option<LatencyReport> {
+        None
+    }
+
+    /// See [`SlicePolicy::in_flight_us`].
+    fn in_flight_us(&self, _id: TenantId) -> Option<u32> {
         None
     }
 }
@@ -138,12 +159,28 @@ impl<O: Order + ?Sized> Order for Box<O> {
         (**self).again_ns(view)
     }
 
+    fn slice_us(&self, tenant: &TenantView, view: &View<'_>, usual_us: u32) -> u32 {
+        (**self).slice_us(tenant, view, usual_us)
+    }
+
+    fn takes_over(&self, view: &View<'_>) -> Option<(TenantId, u64)> {
+        (**self).takes_over(view)
+    }
+
     fn debt_ns(&self, id: TenantId) -> Option<i64> {
         (**self).debt_ns(id)
     }
 
     fn coordinates(&self) -> Option<CoordinatorTerms> {
         (**self).coordinates()
+    }
+
+    fn latency(&self, id: TenantId) -> Option<LatencyReport> {
+        (**self).latency(id)
+    }
+
+    fn in_flight_us(&self, id: TenantId) -> Option<u32> {
+        (**self).in_flight_us(id)
     }
 }
 
@@ -229,7 +266,7 @@ impl<O: Order> Turns<O> {
     /// When a holder's slice ends: a slice that was given while fewer competed is cut to the
     /// present length.
     fn due_ns(&self, holder: &Holder, view: &View<'_>) -> u64 {
-        let quantum_us = holder.quantum_us.min(self.quantum_us(view));
+        let quantum_us = holder.quantum_us.min(self.slice_us(holder.id, view));
         holder.since_ns.saturating_add(u64::from(quantum_us) * 1000)
     }
 
@@ -248,6 +285,15 @@ impl<O: Order> Turns<O> {
     fn quantum_us(&self, view: &View<'_>) -> u32 {
         let places = self.order.places(view).clamp(1, view.device.holders.max(1));
         quantum_us(view.quantum, self.candidates.len().div_ceil(places))
+    }
+
+    /// How long a slice of this tenant is with so many competing.
+    fn slice_us(&self, id: TenantId, view: &View<'_>) -> u32 {
+        let usual_us = self.quantum_us(view);
+        let tenant = self.tenants.iter().find(|tenant| tenant.id == id);
+        tenant.map_or(usual_us, |tenant| {
+            self.order.slice_us(tenant, view, usual_us).min(usual_us)
+        })
     }
 
     /// Whether a holder keeps the device for now, whichever tenants compete.
@@ -330,7 +376,6 @@ impl<O: Order> Turns<O> {
                 .filter(|candidate| !is_chosen(candidate.id))
         };
         let contended = waiting().next().is_some();
-        let quantum_us = self.quantum_us(view);
         let mut decision = Decision::default();
 
         let newcomers = chosen
@@ -360,13 +405,24 @@ impl<O: Order> Turns<O> {
             if begins {
                 decision.grant.push(Slice {
                     tenant: id,
-                    quantum_us,
+                    quantum_us: self.slice_us(id, &seen),
                 });
             }
         }
         if contended {
-            decision.again_ns = self.ends_ns(&seen, chosen, stay, quantum_us);
-            decision.next = self.next(&seen, chosen, stay, quantum_us, waiting());
+            decision.again_ns = self.ends_ns(&seen, chosen, stay);
+            decision.next = self.next(&seen, chosen, stay, waiting());
+            // Who goes before a holder inside its slice is the next one then.
+            let takes_over = self
+                .order
+                .takes_over(&seen)
+                .filter(|(id, _)| !is_chosen(*id));
+            if let Some((id, at_ns)) = takes_over
+                && decision.again_ns.is_none_or(|ns| at_ns < ns)
+            {
+                decision.again_ns = Some(at_ns.max(view.now_ns.saturating_add(1)));
+                decision.next = Some(id).filter(|id| view.held(*id).is_none());
+            }
         }
         let others = [self.shares.again_ns(view), self.order.again_ns(&seen)];
         for again_ns in others.into_iter().flatten() {
@@ -395,13 +451,7 @@ impl<O: Order> Turns<O> {
     }
 
     /// When the first of the chosen is to be looked at again.
-    fn ends_ns(
-        &self,
-        seen: &View<'_>,
-        chosen: &[usize],
-        stay: usize,
-        quantum_us: u32,
-    ) -> Option<u64> {
+    fn ends_ns(&self, seen: &View<'_>, chosen: &[usize], stay: usize) -> Option<u64> {
         chosen
             .iter()
             .enumerate()
@@ -415,7 +465,7 @@ impl<O: Order> Turns<O> {
                         let patience_ns = self.order.patience_ns(&self.tenants[candidate.at]);
                         self.patient_until_ns(holder, patience_ns, seen)
                     }
-                    None => seen.now_ns + u64::from(quantum_us) * 1000,
+                    None => seen.now_ns + u64::from(self.slice_us(candidate.id, seen)) * 1000,
                 }
             })
             .min()
@@ -427,7 +477,6 @@ impl<O: Order> Turns<O> {
         seen: &View<'_>,
         chosen: &[usize],
         stay: usize,
-        quantum_us: u32,
         mut waiting: impl Iterator<Item = &'a Candidate>,
     ) -> Option<TenantId> {
         let first = waiting.next()?;
@@ -435,7 +484,7 @@ impl<O: Order> Turns<O> {
             let candidate = &self.candidates[*at];
             let left_ns = match seen.held(candidate.id).filter(|_| nth < stay) {
                 Some(holder) => self.due_ns(holder, seen).saturating_sub(seen.now_ns),
-                None => u64::from(quantum_us) * 1000,
+                None => u64::from(self.slice_us(candidate.id, seen)) * 1000,
             };
             let tenant = &self.tenants[candidate.at];
             self.order
@@ -476,6 +525,14 @@ impl<O: Order> SlicePolicy for Turns<O> {
 
     fn coordinates(&self) -> Option<CoordinatorTerms> {
         self.order.coordinates()
+    }
+
+    fn latency(&self, id: TenantId) -> Option<LatencyReport> {
+        self.order.latency(id)
+    }
+
+    fn in_flight_us(&self, id: TenantId) -> Option<u32> {
+        self.order.in_flight_us(id)
     }
 }
 

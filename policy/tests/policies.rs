@@ -105,7 +105,7 @@ proptest! {
     #[test]
     fn every_policy_keeps_the_common_promises(draws in draws(6), holders in 1usize..4, pick in 0usize..100) {
         let name = POLICIES[pick % POLICIES.len()].name;
-        let device = Device { holders, memory_bytes: 0 };
+        let device = Device { holders, ..Device::EXCLUSIVE };
         let mut sim = Stepper::with_device(build(name), QUANTUM, device);
         for (id, draw) in draws.iter().enumerate() {
             sim.join(draw.tenant(id as u64));
@@ -140,7 +140,7 @@ proptest! {
     #[test]
     fn no_more_hold_the_device_than_may(count in 1u64..9, holders in 1usize..5, pick in 0usize..100) {
         let name = POLICIES[pick % POLICIES.len()].name;
-        let device = Device { holders, memory_bytes: 0 };
+        let device = Device { holders, ..Device::EXCLUSIVE };
         let mut sim = Stepper::with_device(build(name), QUANTUM, device);
         for id in 0..count {
             sim.join(busy(id, 100_000, 100));
@@ -280,6 +280,7 @@ fn numbers_and_words_are_checked_against_the_list() {
         ("deadlines", "deadline"),
         ("altruist", "altruistic"),
         ("ant-man", "antman"),
+        ("latancy", "latency"),
     ] {
         let text = by_name(wrong, &[]).expect_err("misspelt").to_string();
         assert!(text.contains(&format!("did you mean `{right}`?")), "{text}");

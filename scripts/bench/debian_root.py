@@ -40,7 +40,7 @@ def root_tar(cache, name, suite, packages, patience=400):
         return tar
     if not shutil.which("mmdebstrap"):
         env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        command(["apt-get", "-q", "-y", "install", "--no-install-recommends", "mmdebstrap"], 180, env=env)
+        command(["apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=120", "install", "--no-install-recommends", "mmdebstrap"], 180, env=env)
     cache.mkdir(parents=True, exist_ok=True)
     unfinished = cache / f".{tar.name}.{os.getpid()}"
     # Lists of a suite that moves say until when they hold, and a mirror may be behind that. Their

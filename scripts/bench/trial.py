@@ -24,15 +24,16 @@ def ends_by_term():
     signal.signal(signal.SIGTERM, end)
 
 
-def until(what, holds, patience=60.0):
-    """What `holds` answers once that is true."""
+def until(what, holds, patience=60.0, seen=None):
+    """What `holds` answers once that is true; `seen` tells what there was in its place where it never is."""
     end = time.monotonic() + patience
     while True:
         found = holds()
         if found:
             return found
         if time.monotonic() > end:
-            raise Failure(f"{what}: not within {patience:.0f} s")
+            more = f"; {seen()}" if seen else ""
+            raise Failure(f"{what}: not within {patience:.0f} s{more}")
         time.sleep(0.05)
 
 

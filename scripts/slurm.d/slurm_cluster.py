@@ -31,7 +31,7 @@ def install():
     if os.geteuid() != 0:
         raise Skipped("Slurm is not installed, and only root can install it")
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    words = ["apt-get", "-q", "-y", "install", "--no-install-recommends", *PACKAGES]
+    words = ["apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=120", "install", "--no-install-recommends", *PACKAGES]
     try:
         done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
     except (OSError, subprocess.TimeoutExpired) as error:

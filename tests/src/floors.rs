@@ -76,7 +76,10 @@ pub const CRATES: [Crate; 19] = [
         folder: "policy",
         in_full: false,
         floors: &[
-            ("small sets, names", &["few", "names"]),
+            (
+                "small sets, names, quantiles",
+                &["few", "names", "quantile"],
+            ),
             ("the registry", &["registry"]),
             ("what every policy is asked", &["slice"]),
             (
@@ -240,6 +243,7 @@ pub const CRATES: [Crate; 19] = [
                     "dormant",
                     "escaped",
                     "group_turns",
+                    "latency",
                     "lifecycle",
                     "operator",
                     "residency_moves",
@@ -497,8 +501,8 @@ pub const CRATES: [Crate; 19] = [
         floors: &[
             ("limits of a wait", &["within"]),
             (
-                "a clean start; a terminal; HTTP",
-                &["clean", "http", "terminal"],
+                "a clean start; a terminal; HTTP; a dead socket",
+                &["clean", "http", "socket", "terminal"],
             ),
             ("HTTP over TLS", &["tls"]),
         ],

@@ -233,6 +233,7 @@ mod tests {
         check::<control::Layer>("Layer");
         check::<control::Registered>("Registered");
         check::<control::DeviceBytes>("DeviceBytes");
+        check::<control::LatencyStatus>("LatencyStatus");
         check::<control::Reloaded>("Reloaded");
         check::<control::Event>("Event");
         check::<control::Timeline>("Timeline");

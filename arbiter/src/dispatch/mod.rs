@@ -71,6 +71,7 @@ pub use pace::{Answer, Mode, Pace, Setup};
 use precedence::Precedence;
 pub use precedence::Turn;
 pub use progress::Boundaries;
+pub use report::Targeted;
 use roster::Roster;
 use slice_choice::SliceChoice;
 use time_account::{Passed, TimeAccount};
@@ -555,7 +556,8 @@ impl DeviceScheduler {
     }
 
     fn window_of(&self, entity: &RunEntity, now_ns: u64) -> Window {
-        self.windows.of(now_ns, entity, &self.roster, &self.pace)
+        let most_us = self.choice.in_flight_us(entity.tenant);
+        (self.windows).of(now_ns, entity, &self.roster, &self.pace, most_us)
     }
 
     fn slices(&self) -> Slices {

@@ -2,13 +2,28 @@
 //! what each tenant used.
 
 use policy::quantum::Lengths;
-use policy::{QuantumBounds, TenantId};
+use policy::{LatencyReport, QuantumBounds, TenantId};
 
 use super::DeviceScheduler;
 use super::entity::RunEntity;
 use super::pace::Answer;
 use super::violation::Violation;
 use crate::usage::Usage;
+
+/// What becomes of a latency target on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Targeted {
+    /// The policy of this name looks at no target.
+    NotBy(&'static str),
+    /// All jobs run at once: nobody decides whose turn it is.
+    AtOnce,
+    /// The job runs on all of its devices at once, and its turns are dealt to gangs.
+    Gang,
+    /// The policy has not seen the job yet.
+    NotYet,
+    /// How it fares.
+    By(LatencyReport),
+}
 
 impl DeviceScheduler {
     /// Looks how tenants behave, a few times a second. Returns those whose penalty is over.
@@ -87,6 +102,24 @@ impl DeviceScheduler {
     /// not known.
     pub fn slice(&self) -> (u32, u64) {
         (self.choice.slice_us(), self.hand_over.cost_ns())
+    }
+
+    /// What becomes of a tenant's latency target; `None`: the tenant is not on this device.
+    pub fn targeted(&self, tenant: TenantId) -> Option<Targeted> {
+        let entity = self.roster.find(tenant)?;
+        // A policy that looks at targets has a report for each one it has seen.
+        let by_policy = || match (self.choice.name(), self.choice.latency(tenant)) {
+            (_, Some(report)) => Targeted::By(report),
+            ("latency", None) => Targeted::NotYet,
+            (name, None) => Targeted::NotBy(name),
+        };
+        Some(if self.at_once() {
+            Targeted::AtOnce
+        } else if entity.gang {
+            Targeted::Gang
+        } else {
+            by_policy()
+        })
     }
 
     /// Who holds the device. All at once, those who use it.

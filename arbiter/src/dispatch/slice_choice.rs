@@ -6,8 +6,8 @@
 
 use policy::quantum::Lengths;
 use policy::{
-    CoordinatorTerms, Decision, Device, Holder, QuantumBounds, SlicePolicy, TenantId, TenantView,
-    View,
+    CoordinatorTerms, Decision, Device, Holder, LatencyReport, QuantumBounds, SlicePolicy,
+    TenantId, TenantView, View,
 };
 
 use super::entity::RunEntity;
@@ -19,6 +19,8 @@ pub(super) struct SliceChoice {
     policy: Box<dyn SlicePolicy>,
     holders: usize,
     memory_bytes: u64,
+    /// What a hand-over costs, as far as it is known.
+    turn_ns: u64,
     /// Bounds of a slice now.
     quantum: QuantumBounds,
     /// What the last slice was given, in microseconds.
@@ -38,6 +40,7 @@ impl SliceChoice {
             policy: policy.unwrap_or_else(|| Box::new(policy::Stride::new())),
             holders: holders.max(1),
             memory_bytes,
+            turn_ns: 0,
             quantum: lengths.now(0, true),
             slice_us: 0,
             views: Vec::new(),
@@ -58,9 +61,27 @@ impl SliceChoice {
         self.policy.coordinates()
     }
 
+    /// The policy's name.
+    pub fn name(&self) -> &'static str {
+        self.policy.name()
+    }
+
+    /// How a tenant fares with its latency target; `None`: the policy looks at none, or has not
+    /// seen it.
+    pub fn latency(&self, tenant: TenantId) -> Option<LatencyReport> {
+        self.policy.latency(tenant)
+    }
+
+    /// Never more of a tenant's work than this is to be queued, in microseconds; `None`: the policy
+    /// does not mind.
+    pub fn in_flight_us(&self, tenant: TenantId) -> Option<u32> {
+        self.policy.in_flight_us(tenant)
+    }
+
     /// Sets how long slices are from here on.
     pub fn adapt(&mut self, lengths: Lengths, hand_over_ns: u64, promised: bool) {
         self.quantum = lengths.now(hand_over_ns, promised);
+        self.turn_ns = hand_over_ns;
     }
 
     /// Bounds of a slice now.
@@ -109,6 +130,7 @@ impl SliceChoice {
             device: Device {
                 holders: self.holders,
                 memory_bytes: self.memory_bytes,
+                turn_ns: self.turn_ns,
             },
         })
     }

@@ -4,10 +4,12 @@
 //! at times may queue as much as is left of its slice, up to the wide bound: the device has work
 //! while the host is behind.
 //!
-//! Invariants: the bound of an opportunistic tenant beside a guaranteed one is always the smallest,
-//! for its slice ends when that one comes; nobody has the wide one at the end of a slice within
-//! [`CROWDED_NS`] of a moment of contention, nor has a gang, whose kernels wait for each other on
-//! several devices.
+//! A policy may ask for a smaller bound, so that others need not wait long for what is queued.
+//!
+//! Invariants: no bound is above what the policy asks for; the bound of an opportunistic tenant
+//! beside a guaranteed one is always the smallest, for its slice ends when that one comes; nobody
+//! has the wide one at the end of a slice within [`CROWDED_NS`] of a moment of contention, nor has
+//! a gang, whose kernels wait for each other on several devices.
 
 use channel::Window;
 use policy::Class;
@@ -31,8 +33,30 @@ impl Windows {
         self.crowded_until_ns = now_ns + CROWDED_NS;
     }
 
-    /// That of a tenant.
-    pub fn of(&self, now_ns: u64, entity: &RunEntity, roster: &Roster, pace: &Pace) -> Window {
+    /// That of a tenant; `most_us`: what the policy asks for.
+    pub fn of(
+        &self,
+        now_ns: u64,
+        entity: &RunEntity,
+        roster: &Roster,
+        pace: &Pace,
+        most_us: Option<u32>,
+    ) -> Window {
+        let window = self.by_contention(now_ns, entity, roster, pace);
+        let most_us = most_us.unwrap_or(u32::MAX).max(1);
+        Window {
+            us: window.us.min(most_us),
+            most_us: window.most_us.min(most_us),
+        }
+    }
+
+    fn by_contention(
+        &self,
+        now_ns: u64,
+        entity: &RunEntity,
+        roster: &Roster,
+        pace: &Pace,
+    ) -> Window {
         let guaranteed = |other: &RunEntity| {
             other.tenant != entity.tenant
                 && !other.clients().is_empty()
@@ -69,7 +93,7 @@ mod tests {
         let (mut windows, roster) = (Windows::default(), Roster::default());
         let terms = Terms::plain(Class::Opportunistic, 500_000);
         let entity = RunEntity::new(0, TenantId(7), terms, &pace);
-        let of = |windows: &Windows, ns| windows.of(ns, &entity, &roster, &pace);
+        let of = |windows: &Windows, ns| windows.of(ns, &entity, &roster, &pace, None);
         let wide = Window::always(pace.lone_window_us);
         assert_eq!(of(&windows, 5), wide);
         windows.note_contention(5);
@@ -80,5 +104,15 @@ mod tests {
         };
         assert_eq!(of(&windows, 9 + CROWDED_NS - 1), crowded);
         assert_eq!(of(&windows, 9 + CROWDED_NS), wide);
+        // What the policy asks for bounds both.
+        let asks = |ns, us| windows.of(ns, &entity, &roster, &pace, Some(us));
+        assert_eq!(asks(9 + CROWDED_NS, 700), Window::always(700));
+        let narrow = Window {
+            most_us: 5000,
+            ..crowded
+        };
+        assert_eq!(asks(10, 5000), narrow);
+        // 0 would stand for no bound at all.
+        assert_eq!(asks(10, 0), Window::always(1));
     }
 }

@@ -219,6 +219,7 @@ mod tests {
             ("=h:1", "letters"),
             ("a=h", "HOST:PORT"),
             ("a=h:0", "no port"),
+            ("a=h:00", "no port"),
         ] {
             let error = parse_instance(wrong).unwrap_err();
             assert!(error.contains(word), "{wrong}: {error}");

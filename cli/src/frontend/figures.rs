@@ -125,7 +125,7 @@ impl Collector for Figures {
             ),
             (
                 "failed",
-                "Requests that no instance answered",
+                "Requests that no instance answered, or one with an error (5xx)",
                 counts.failed,
             ),
             (

@@ -56,6 +56,20 @@ pub fn settings(job: &Job) -> Vec<Line> {
         ));
     }
 
+    if let Some(latency) = &status.latency {
+        let p99 = latency.p99_ns.map_or("-".into(), short_time);
+        let mut text = format!(
+            "target {}, 99 % within {p99}, {} of {} bursts late",
+            short_time(latency.target_ns),
+            latency.missed,
+            latency.bursts
+        );
+        if let Some(why) = &latency.unmet {
+            text += &format!("; not met: {}", printable(why));
+        }
+        lines.push(line("latency", text));
+    }
+
     let mut shares = match status.share_asked {
         Some(asked) => format!("asked {}", share(asked)),
         None => "not asked for".into(),

@@ -240,7 +240,7 @@ fn a_place_that_is_not_to_be_trusted() {
 #[test]
 fn a_dead_socket() {
     let fixture = Fixture::without_arbiter();
-    drop(UnixListener::bind(fixture.at("run/api.sock")).unwrap());
+    testbed::dead_socket(&fixture.at("run/api.sock"));
     let words = ["api.sock", "sublet arbiter"];
     fixture
         .run(&["set", "a", "--share", "0.5"])

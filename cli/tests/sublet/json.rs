@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::fixture::{Fixture, Outcome};
 
 /// The commands that take `--json`, with what each is given here besides.
-const COMMANDS: [(&str, &str); 28] = [
+const COMMANDS: [(&str, &str); 29] = [
     ("acquire", "train"),
     ("cluster jobs", ""),
     ("cluster log", ""),
@@ -35,6 +35,7 @@ const COMMANDS: [(&str, &str); 28] = [
     ("simulate plan", "model.toml"),
     ("simulate policies", ""),
     ("simulate serve", "requests.csv --within 2"),
+    ("simulate trace", "trace.csv"),
     (
         "simulate what-if",
         "--trace trace.csv --cluster 1xV100 --sla 1x:1,2x:0.5",

@@ -1,7 +1,5 @@
 //! `sublet ps`, `sublet set`, `sublet config schema` and `--version`.
 
-use std::os::unix::net::UnixListener;
-
 use control::{
     ArbiterStatus, Change, Class, ControlError, ErrorCode, JobSettings, JobStatus, MemLimit, Reply,
     Request,
@@ -59,7 +57,7 @@ fn ps_prints_a_table_or_json() {
 fn ps_without_an_arbiter_is_an_empty_list() {
     let none = Fixture::without_arbiter();
     let dead = Fixture::without_arbiter();
-    drop(UnixListener::bind(dead.at("run/api.sock")).unwrap());
+    testbed::dead_socket(&dead.at("run/api.sock"));
     for fixture in [none, dead] {
         let outcome = fixture.run(&["ps"]);
         assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));

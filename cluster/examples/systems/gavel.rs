@@ -81,6 +81,7 @@ pub const SYSTEM: System = System {
         row("gavel_pairs_v100_rms_unfitted", "of solo", Reported, "-"),
         row("gavel_pairs_v100_rms_of_the_mean", "of solo", Reported, "-"),
     ],
+    quick: false,
     run: figures,
 };
 

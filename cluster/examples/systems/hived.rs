@@ -64,6 +64,7 @@ pub const SYSTEM: System = System {
         ),
         row("hived_displaced", "times", Reported, "-"),
     ],
+    quick: false,
     run: figures,
 };
 

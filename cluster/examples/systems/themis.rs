@@ -18,7 +18,11 @@ const MAX: &str = "worst finish-time fairness 2.25x lower than of other schedule
 pub const SYSTEM: System = System {
     name: "themis",
     rows: &[
-        row("themis_6c71a0_rho_max", "ratio", AtMost(10.0), MAX),
+        row("themis_6c71a0_rho_max", "ratio", AtMost(10.0), MAX).missed(
+            11.112,
+            11.2,
+            "a job of 21 s waits for its round of 300 s, under every order",
+        ),
         row(
             "themis_6c71a0_rho_max_of_a_round_and_longer",
             "ratio",
@@ -48,6 +52,7 @@ pub const SYSTEM: System = System {
         row("themis_ee9e8c_rho_max", "ratio", AtMost(10.0), MAX),
         row("themis_ee9e8c_fifo_rho_max", "ratio", Reported, "-"),
     ],
+    quick: true,
     run: figures,
 };
 

@@ -24,7 +24,7 @@ pub struct Counts {
     pub in_time: u64,
     /// Refused because they had waited too long.
     pub pruned: u64,
-    /// Not answered by any instance.
+    /// Not answered by any instance, or with an error (5xx).
     pub failed: u64,
     /// Who asked has gone before the answer.
     pub left: u64,
@@ -91,7 +91,7 @@ impl Figures {
         self.note(now_s, f64::INFINITY);
     }
 
-    /// No instance answered.
+    /// No instance answered, or one with an error.
     pub fn failed(&mut self, now_s: f64) {
         self.counts.failed += 1;
         self.note(now_s, f64::INFINITY);
@@ -118,14 +118,15 @@ impl Figures {
         let mut times: Vec<f64> = self.recent.iter().map(|(_, took_s)| *took_s).collect();
         times.sort_by(f64::total_cmp);
         let in_time = times.partition_point(|took_s| *took_s <= self.sla.within_s);
+        let least = self.sla.level * times.len() as f64 - 1e-9;
         // CAST: a place in a short list.
-        let place = (self.sla.level * times.len() as f64).ceil() as usize;
+        let place = least.ceil() as usize;
         let percentile_s = times.get(place.max(1) - 1).copied();
         Lately {
             requests: times.len() as u64,
             in_time: in_time as u64,
             percentile_s: percentile_s.filter(|took_s| took_s.is_finite()),
-            is_met: in_time as f64 >= self.sla.level * times.len() as f64 - 1e-9,
+            is_met: in_time as f64 >= least,
         }
     }
 }
@@ -176,6 +177,24 @@ mod tests {
         assert_eq!((later.requests, later.in_time), (3, 1), "{later:?}");
         assert_eq!(figures.lately(70.0).requests, 0);
         assert_eq!((figures.counts.failed, figures.counts.pruned), (1, 1));
+    }
+
+    /// 55 % of 100 are 55, and a little more in binary.
+    #[test]
+    fn the_percentile_says_what_the_agreement_does() {
+        for percent in 1..100_u32 {
+            let mut figures = Figures::new(Sla {
+                within_s: 0.2,
+                level: f64::from(percent) / 100.0,
+                burst: 1.0,
+            });
+            for at in 0..100 {
+                figures.answered(1.0, if at < percent { 0.1 } else { 0.3 });
+            }
+            let lately = figures.lately(1.0);
+            assert!(lately.is_met, "{percent}");
+            assert_eq!(lately.percentile_s, Some(0.1), "p{percent}");
+        }
     }
 
     #[test]

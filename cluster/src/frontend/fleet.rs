@@ -13,6 +13,9 @@ use policy::standbys::{Frontend, Sla, Wanted};
 /// An instance that failed is left alone for so long, at first and at most.
 const BACKOFF_S: f64 = 0.5;
 const BACKOFF_MAX_S: f64 = 15.0;
+/// So many errors (5xx) one after the other, and none that was answered between them, are taken for
+/// the instance's.
+const ERRORS: u32 = 3;
 /// A return is taken to last so long until one was seen, and between these whatever was seen.
 const RETURN_S: f64 = 1.0;
 const RETURNS_S: (f64, f64) = (0.05, 60.0);
@@ -104,6 +107,11 @@ impl Role {
 pub enum End {
     /// It was answered.
     Answered,
+    /// It was answered with what is the client's fault (4xx): that takes no service, and may have
+    /// needed no device.
+    Refused,
+    /// It was answered with what is the server's fault (5xx).
+    Erred,
     /// It said that it is busy, or who asked has gone: nothing is known of it.
     Nothing,
     /// It did not answer as it should.
@@ -125,6 +133,10 @@ pub struct Instance {
     pub failures: u64,
     down_until_s: f64,
     backoff_s: f64,
+    /// Since when it is, or was last, left alone.
+    left_s: f64,
+    /// Errors since its last good answer.
+    errors: u32,
     sent_s: f64,
     touched_s: f64,
     touch_s: f64,
@@ -168,6 +180,8 @@ impl Fleet {
             failures: 0,
             down_until_s: f64::NEG_INFINITY,
             backoff_s: 0.0,
+            left_s: f64::NEG_INFINITY,
+            errors: 0,
             sent_s: f64::NEG_INFINITY,
             touched_s: f64::NEG_INFINITY,
             touch_s: TOUCH_S,
@@ -311,25 +325,47 @@ impl Fleet {
 
     /// A request is no longer at its instance. The time of service, where it is one.
     pub fn release(&mut self, now_s: f64, given: Given, end: End) -> Option<f64> {
+        let is_only = self.is_only_choice(given.at, now_s);
         let one = &mut self.instances[given.at];
         one.busy = one.busy.saturating_sub(1);
         match end {
             End::Nothing => None,
             End::Answered => {
                 (one.backoff_s, one.down_until_s) = (0.0, f64::NEG_INFINITY);
+                one.errors = 0;
                 if one.memory == Memory::Away {
                     // It has answered, so it is back; the arbiter will say so.
                     (one.memory, one.woken_s) = (Memory::Unknown, None);
                 }
                 (given.counts).then(|| (now_s - given.since_s).max(1e-9))
             }
+            End::Refused => {
+                if one.errors == 0 {
+                    (one.backoff_s, one.down_until_s) = (0.0, f64::NEG_INFINITY);
+                }
+                None
+            }
+            End::Erred => {
+                one.failures += 1;
+                one.errors = one.errors.saturating_add(1);
+                if one.errors >= ERRORS && !is_only {
+                    one.leave_alone(now_s, given.since_s);
+                }
+                None
+            }
             End::Failed => {
                 one.failures += 1;
-                one.backoff_s = (one.backoff_s * 2.0).clamp(BACKOFF_S, BACKOFF_MAX_S);
-                one.down_until_s = now_s + one.backoff_s;
+                one.leave_alone(now_s, given.since_s);
                 None
             }
         }
+    }
+
+    /// Whether there is none without errors beside it: what all of them answer with an error is
+    /// answered so by the next one as well.
+    fn is_only_choice(&self, at: usize, now_s: f64) -> bool {
+        let is_sound = |other: usize| other != at && self.instances[other].errors < ERRORS;
+        !self.usable(now_s).any(is_sound)
     }
 
     /// The arbiter says where an instance's memory is.
@@ -363,6 +399,12 @@ impl Fleet {
     pub fn to_wake(&mut self, now_s: f64) -> Vec<usize> {
         let ready = self.wanted.ready as usize;
         let mut asked: Vec<usize> = self.usable(now_s).take(ready).collect();
+        for (at, one) in self.instances.iter_mut().enumerate() {
+            if !asked.contains(&at) {
+                // Nobody waits for its return any more; the next one is another.
+                one.woken_s = None;
+            }
+        }
         asked.retain(|at| {
             let one = &self.instances[*at];
             match one.memory {
@@ -390,6 +432,17 @@ impl Fleet {
 }
 
 impl Instance {
+    /// After a request that it has had since then. What it was given before it was left alone is
+    /// the same failure once more, and says nothing of how long this one lasts.
+    fn leave_alone(&mut self, now_s: f64, since_s: f64) {
+        if since_s < self.left_s {
+            return;
+        }
+        self.backoff_s = (self.backoff_s * 2.0).clamp(BACKOFF_S, BACKOFF_MAX_S);
+        self.down_until_s = now_s + self.backoff_s;
+        self.left_s = now_s;
+    }
+
     /// Whether its return was asked for a moment ago, or never.
     fn is_due_soon(&self, now_s: f64) -> bool {
         self.woken_s.is_none_or(|woken_s| now_s - woken_s < SOON_S)
@@ -509,6 +562,71 @@ mod tests {
     }
 
     #[test]
+    fn requests_that_fail_together_are_one_failure() {
+        let terms = Terms {
+            concurrency: 16,
+            ..terms()
+        };
+        let mut fleet = fleet(terms, 1);
+        let given: Vec<Given> = (0..16).map(|_| fleet.give(0.0, None).unwrap()).collect();
+        for given in given {
+            fleet.release(1.0, given, End::Failed);
+        }
+        assert_eq!(fleet.instances()[0].failures, 16);
+        assert_eq!(fleet.role(0, 1.0 + BACKOFF_S / 2.0), Role::Down);
+        assert_ne!(fleet.role(0, 1.0 + BACKOFF_S), Role::Down);
+        // The next one is another.
+        let given = fleet.give(2.0, None).unwrap();
+        fleet.release(2.0, given, End::Failed);
+        assert_eq!(fleet.role(0, 2.0 + BACKOFF_S), Role::Down);
+    }
+
+    #[test]
+    fn errors_are_the_instances_where_another_one_has_none() {
+        let terms = Terms {
+            least: 2,
+            ..terms()
+        };
+        let mut fleet = fleet(terms, 2);
+        fleet.decide(0.0, 0);
+        let end = |fleet: &mut Fleet, at, now_s, end| {
+            let given = Given {
+                at,
+                since_s: now_s,
+                counts: true,
+            };
+            fleet.release(now_s, given, end)
+        };
+        for now_s in [1.0, 2.0, 3.0] {
+            assert_ne!(fleet.role(0, now_s), Role::Down);
+            assert_eq!(end(&mut fleet, 0, now_s, End::Erred), None);
+            // A refused request needed nothing of it.
+            assert_eq!(end(&mut fleet, 0, now_s, End::Refused), None);
+        }
+        assert_eq!(fleet.role(0, 3.0), Role::Down);
+        assert_eq!(fleet.role(0, 4.0), Role::InUse, "it has another chance");
+        end(&mut fleet, 0, 4.0, End::Erred);
+        assert_eq!(fleet.role(0, 4.6), Role::Down, "and one only");
+        // All of them do: none is better than the other.
+        for now_s in [6.0, 6.1, 6.2, 6.3] {
+            end(&mut fleet, 1, now_s, End::Erred);
+            end(&mut fleet, 0, now_s, End::Erred);
+        }
+        assert_eq!(fleet.role(1, 6.3), Role::InUse);
+        assert_eq!(end(&mut fleet, 0, 7.5, End::Answered), Some(1e-9));
+        assert_eq!(fleet.instances()[0].errors, 0);
+    }
+
+    #[test]
+    fn a_refused_request_does_not_say_that_memory_is_back() {
+        let mut fleet = fleet(terms(), 1);
+        fleet.hear(0.0, 0, Memory::Away);
+        let given = fleet.give(0.0, None).unwrap();
+        assert_eq!(fleet.release(0.1, given, End::Refused), None);
+        assert_eq!(fleet.instances()[0].memory, Memory::Away);
+    }
+
+    #[test]
     fn one_that_is_away_is_woken_and_gets_a_request_only_where_none_is_here() {
         let terms = Terms {
             least: 2,
@@ -559,6 +677,25 @@ mod tests {
                 "{after_s}"
             );
         }
+    }
+
+    /// One that found no space, and was wanted again an hour later, did not take an hour to return.
+    #[test]
+    fn a_return_that_nobody_waited_for_took_no_time() {
+        let mut fleet = fleet(terms(), 1);
+        fleet.hear(0.0, 0, Memory::Away);
+        fleet.decide(0.0, 1);
+        assert_eq!(fleet.to_wake(0.0), [0]);
+        fleet.decide(5.0, 0);
+        assert_eq!(fleet.to_wake(5.0), [0; 0]);
+        fleet.decide(3600.0, 1);
+        assert_eq!(fleet.to_wake(3600.0), [0]);
+        assert!(
+            fleet.is_waiting_for_one(3600.1),
+            "asked for as if for the first time"
+        );
+        fleet.hear(3600.2, 0, Memory::Resident);
+        assert!(fleet.return_s() < RETURN_S, "{}", fleet.return_s());
     }
 
     #[test]

@@ -9,7 +9,8 @@
 //! * [`fleet`]: which instances are used, which one gets a request, which are woken.
 //! * [`figures`]: how long requests took, and whether the agreement was kept.
 //! * `gate`: requests that wait for an instance, in the order in which they came.
-//! * `proxy`: from a client to an instance and back. `upstream`: one request to one instance.
+//! * `hall`: connections of clients. `proxy`: from a client to an instance and back, by `head` and
+//!   `body`. `upstream`: one request to one instance. `stream`: a connection as bytes.
 //! * `waker`: what the node's arbiter says of the instances, and what it is asked.
 //!
 //! Nothing here gives memory back, and nothing has to be believed: an instance whose job has
@@ -17,11 +18,15 @@
 //! frontend says or forgets. What a frontend may do is to use an instance, or to say that it
 //! will.
 
+mod body;
 pub mod figures;
 pub mod fleet;
 mod gate;
+mod hall;
+mod head;
 mod proxy;
 mod status;
+mod stream;
 mod upstream;
 mod waker;
 
@@ -44,6 +49,8 @@ pub use waker::Reach;
 
 /// Most instances of a service that a frontend knows.
 pub const MOST_INSTANCES: usize = 256;
+/// Names of hosts that are looked up at a time: one whose server does not answer holds up no other.
+const LOOKUPS: usize = 64;
 /// Between two decisions.
 const DECIDE: Duration = Duration::from_millis(200);
 
@@ -67,7 +74,7 @@ impl FromStr for Address {
         };
         if let Some(path) = text.strip_prefix("unix:") {
             return match Path::new(path).is_absolute() && path.len() <= 107 {
-                true => Ok(Self::Unix(path.into())),
+                true => Ok(Self::Unix(Path::new(path).components().collect())),
                 false => Err(format!(
                     "`{path}` is no socket: write unix: and an absolute path of at most 107 bytes"
                 )),
@@ -78,13 +85,21 @@ impl FromStr for Address {
         let bare = host
             .strip_prefix('[')
             .and_then(|host| host.strip_suffix(']'));
-        let is_good = match bare {
-            Some(six) => six.parse::<std::net::Ipv6Addr>().is_ok(),
-            None => !host.is_empty() && host.len() <= 253 && host.chars().all(is_host),
+        // One place has one name here, however it was written.
+        let host = match bare {
+            Some(six) => match six.parse::<std::net::Ipv6Addr>() {
+                Ok(six) => format!("[{six}]"),
+                Err(_) => return Err(wrong()),
+            },
+            None if host.is_empty() || host.len() > 253 => return Err(wrong()),
+            None if !host.chars().all(is_host) => return Err(wrong()),
+            None => host.to_ascii_lowercase(),
         };
-        match is_good && port.parse::<u16>().is_ok() {
-            true => Ok(Self::Tcp(text.to_owned())),
-            false => Err(wrong()),
+        // A sign is none of a port's.
+        let digits = Some(port).filter(|port| port.chars().all(|c| c.is_ascii_digit()));
+        match digits.and_then(|digits| digits.parse::<u16>().ok()) {
+            Some(port) => Ok(Self::Tcp(format!("{host}:{port}"))),
+            None => Err(wrong()),
         }
     }
 }
@@ -125,6 +140,8 @@ struct Shared {
     options: Options,
     /// In the order of the fleet.
     addresses: Vec<Address>,
+    /// Its name in `Via`, which no other frontend has.
+    pseudonym: String,
     began: Instant,
     gate: Mutex<Gate>,
     waker: Mutex<waker::Said>,
@@ -239,18 +256,22 @@ impl Prepared {
         }
         let names: Vec<String> = all.iter().map(|one| one.0.clone()).collect();
         let addresses = all.iter().map(|one| one.1.clone()).collect();
-        // Frontends that were started at once do not choose alike.
-        let mut seed = [0; 8];
-        let seed = match getrandom::fill(&mut seed) {
-            Ok(()) => u64::from_ne_bytes(seed),
-            Err(_) => u64::from(std::process::id()),
+        // Frontends that were started at once do not choose alike, and know each other apart.
+        let random = || {
+            let mut bytes = [0; 8];
+            match getrandom::fill(&mut bytes) {
+                Ok(()) => u64::from_ne_bytes(bytes),
+                Err(_) => u64::from(std::process::id()),
+            }
         };
+        let (seed, pseudonym) = (random(), format!("sublet-{:016x}", random()));
         let fleet = Fleet::new(options.terms, &names, seed);
         let gate = Mutex::new(Gate::new(fleet));
         Ok(Self {
             shared: Arc::new(Shared {
                 options,
                 addresses,
+                pseudonym,
                 began: Instant::now(),
                 gate,
                 waker: Mutex::default(),
@@ -275,24 +296,29 @@ impl Prepared {
     /// operator should know, a line each. How many requests were cut off at the end.
     ///
     /// # Errors
-    /// The runtime's, or the listener's.
+    /// An instance listens where this frontend does; the runtime's, or the listener's.
     pub fn run(
         self,
         listener: Listener,
         reach: Reach,
         tell: impl Fn(&str) + Send + Sync + 'static,
     ) -> io::Result<usize> {
+        let own = listener.address();
+        if self.shared.addresses.contains(&own) {
+            let why = format!("the instance at {own} would be this frontend itself");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
         let tell: Arc<dyn Fn(&str) + Send + Sync> = Arc::new(tell);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
-            .max_blocking_threads(1)
+            .max_blocking_threads(LOOKUPS)
             .build()?;
         let asking = waker::start(Arc::clone(&self.shared), reach, Arc::clone(&tell))?;
         let stopped = self.stop.0.subscribe();
         let cut = runtime.block_on(async {
             let deciding = tokio::spawn(decide(Arc::clone(&self.shared)));
-            let cut = proxy::serve(&self.shared, listener, stopped, &tell).await;
+            let cut = hall::serve(&self.shared, listener, stopped, &tell).await;
             deciding.abort();
             cut
         });
@@ -334,6 +360,14 @@ mod tests_words {
         let socket: Address = "unix:/run/a".parse().unwrap();
         assert_eq!(socket, Address::Unix("/run/a".into()));
         assert_eq!(socket.to_string(), "unix:/run/a");
+        for (written, read) in [
+            ("Node-3.Example:0080", "node-3.example:80"),
+            ("[0:0::0:1]:80", "[::1]:80"),
+            ("unix:/run//./a", "unix:/run/a"),
+        ] {
+            let address: Address = written.parse().unwrap();
+            assert_eq!(address.to_string(), read);
+        }
         let long = format!("unix:/{}", "x".repeat(107));
         for wrong in [
             "",
@@ -342,6 +376,7 @@ mod tests_words {
             "host:",
             "host:99999",
             "host:-1",
+            "host:+1",
             "http://a:1",
             "a b:1",
             "[::1:80",
@@ -386,7 +421,7 @@ mod tests_words {
         for (wrong, word) in [
             (&[][..], "0 instances"),
             (&[("a", "h:1"), ("a", "h:2")], "`a`"),
-            (&[("a", "h:1"), ("b", "h:1")], "h:1"),
+            (&[("a", "h:1"), ("b", "H:01")], "h:1"),
         ] {
             let error = Prepared::new(options(wrong)).err().expect("wrong");
             assert!(error.contains(word), "{error}");
@@ -402,7 +437,7 @@ mod tests_words {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let address = Address::Unix(path.clone());
-        drop(UnixListener::bind(&path).unwrap());
+        testbed::dead_socket(&path);
         let listener = Listener::bind(&address).unwrap();
         assert!(Listener::bind(&address).is_err(), "somebody listens");
         assert_eq!(listener.address(), address);

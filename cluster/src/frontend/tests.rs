@@ -9,6 +9,11 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
+mod answers;
+mod connections;
+mod heads;
+mod instances;
+
 /// TIMEOUT: a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -77,6 +82,37 @@ fn request(stream: &mut TcpStream) -> (String, Vec<u8>) {
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\nkeep-alive: x\r\nx-own: 1\r\n\r\nyes";
 const BUSY: &str = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 5\r\n\r\nbusy!";
 
+/// With instances at these places, all of them in use.
+fn options(instances: &[&str]) -> Options {
+    let instances = instances.iter().enumerate();
+    let instances = instances.map(|(at, place)| (format!("i{at}"), place.parse().unwrap()));
+    let instances: Vec<(String, Address)> = instances.collect();
+    // CAST: a few.
+    let count = instances.len() as u32;
+    Options {
+        terms: Terms {
+            sla: policy::standbys::Sla {
+                within_s: 5.0,
+                level: 0.9,
+                burst: 1.0,
+            },
+            frontends: 1,
+            history_s: 60,
+            concurrency: 1,
+            least: count,
+            most: count,
+            prune: false,
+        },
+        instances,
+        timeout: Duration::from_secs(30),
+        drain: Duration::from_secs(30),
+        connections: 16,
+        body_bytes: 1 << 20,
+        bodies_bytes: 4 << 20,
+        retry: false,
+    }
+}
+
 /// A frontend of a test; it is stopped when it is dropped.
 struct Live {
     address: SocketAddr,
@@ -88,36 +124,14 @@ struct Live {
 
 impl Live {
     fn start(instances: &[&str], change: impl FnOnce(&mut Options)) -> Self {
-        let instances = instances.iter().enumerate();
-        let instances = instances.map(|(at, place)| (format!("i{at}"), place.parse().unwrap()));
-        let instances: Vec<(String, Address)> = instances.collect();
-        // CAST: a few.
-        let count = instances.len() as u32;
-        let mut options = Options {
-            terms: Terms {
-                sla: policy::standbys::Sla {
-                    within_s: 5.0,
-                    level: 0.9,
-                    burst: 1.0,
-                },
-                frontends: 1,
-                history_s: 60,
-                concurrency: 1,
-                least: count,
-                most: count,
-                prune: false,
-            },
-            instances,
-            timeout: Duration::from_secs(30),
-            drain: Duration::from_secs(30),
-            connections: 16,
-            body_bytes: 1 << 20,
-            bodies_bytes: 4 << 20,
-            retry: false,
-        };
+        Self::at("127.0.0.1:0", instances, change)
+    }
+
+    fn at(place: &str, instances: &[&str], change: impl FnOnce(&mut Options)) -> Self {
+        let mut options = options(instances);
         change(&mut options);
         let prepared = Prepared::new(options).unwrap();
-        let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = Listener::bind(&place.parse().unwrap()).unwrap();
         let address = listener.address().to_string().parse().unwrap();
         let (stop, report) = (prepared.stop(), Box::new(prepared.reporter()));
         let lines = Arc::new(Mutex::new(Vec::new()));
@@ -209,7 +223,7 @@ fn a_request_reaches_an_instance_and_its_answer_the_client() {
     assert_eq!(body, b"hi!");
     assert!(head.starts_with("post /a?b=c http/1.1\r\n"), "{head}");
     for (field, is_there) in [
-        ("host: h\r\n", true),
+        ("host: elsewhere\r\n", true),
         ("x-mine: 2\r\n", true),
         ("content-length: 3\r\n", true),
         ("x-hop", false),

@@ -29,12 +29,12 @@ pub(super) fn read(table: Table, options: &Options) -> Result<Trace, TraceError>
             return Ok(());
         }
         let kind = kind(&mut trace.kinds, row.text(model)?);
-        let arrival_s = 60.0 * row.number(submit)?;
-        let duration_s = 60.0 * row.number(duration)?;
+        let arrival_s = 60.0 * row.seconds(submit)?;
+        let duration_s = 60.0 * row.seconds(duration)?;
         let mut job = Job::rigid(kind, row.gpus(gpus)?, arrival_s, duration_s);
         job.user = UserId(trace.users.number(user));
         match row.text(job_type)? {
-            "strict" => job.deadline_s = Some(arrival_s + 60.0 * row.number(expect)?),
+            "strict" => job.deadline_s = Some(arrival_s + 60.0 * row.seconds(expect)?),
             "best" => job.profile.class = Class::Opportunistic,
             _ => return Err(row.wrong(job_type, "`strict` or `best` is expected")),
         }

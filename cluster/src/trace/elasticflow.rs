@@ -100,11 +100,11 @@ pub(super) fn read(table: Table, folder: &Path, options: &Options) -> Result<Tra
         let mut job = Job::rigid(
             kind,
             row.gpus(gpus)?,
-            row.number(submit)?,
-            row.number(duration)?,
+            row.seconds(submit)?,
+            row.seconds(duration)?,
         );
         job.user = UserId(trace.users.number(user));
-        job.deadline_s = Some(row.number(deadline)?);
+        job.deadline_s = Some(row.seconds(deadline)?);
         if options.elastic {
             let Some(curve) = curves.get(&(name, batch_size)) else {
                 trace.skipped += 1;

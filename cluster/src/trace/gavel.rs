@@ -145,7 +145,7 @@ pub(super) fn read(table: Table, folder: &Path, options: &Options) -> Result<Tra
         let first = measured.steps_per_s;
         let kind = kind(&mut trace.kinds, name);
         let duration_s = row.number(steps)? / first;
-        let mut job = Job::rigid(kind, wanted, row.number(arrival)?, duration_s);
+        let mut job = Job::rigid(kind, wanted, row.seconds(arrival)?, duration_s);
         job.user = UserId(trace.users.number(user));
         // Where a job is not known to run on another type, it does not.
         job.by_type = (0..options.gpu_types.len())

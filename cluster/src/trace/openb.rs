@@ -32,7 +32,7 @@ pub(super) fn read(table: Table, _: &Options) -> Result<Trace, TraceError> {
         if part > WHOLE {
             return Err(row.wrong(milli, PART));
         }
-        let (from_s, to_s) = (row.number(from)?, row.number(to)?);
+        let (from_s, to_s) = (row.seconds(from)?, row.seconds(to)?);
         if to_s < from_s {
             return Err(row.wrong(to, SPAN));
         }

@@ -1,18 +1,40 @@
 //! Plain traces: when, how long, how many GPUs. `submit` may be seconds or a calendar time
-//! (`2017-10-09 07:01:55`); optional columns are `vc` or `user`, `model`, `deadline_s` (absolute),
-//! what packers go by: `busy` (0 to 1), `mem_gib` of a device, `class` (guaranteed or
-//! opportunistic), and `share`, the part of one GPU that a job asks for, with `mem_gib` of it.
+//! (`2017-10-09 07:01:55`, with or without a zone); optional columns are `vc` or `user`, `model`,
+//! `deadline_s` (absolute), what packers go by: `busy` (0 to 1), `mem_gib` of a device, `class`
+//! (guaranteed or opportunistic), and `share`, the part of one GPU that a job asks for, with
+//! `mem_gib` of it.
 
 use policy::cluster::{Class, Job, Part, UserId};
 
-use super::table::{Column, Row, Table, TraceError};
+use super::clock::Clock;
+use super::table::{Table, TraceError};
 use super::{Options, Trace, kind};
+
+/// All columns of a plain trace.
+const COLUMNS: &[&str] = &[
+    "submit",
+    "arrival_s",
+    "duration_s",
+    "num_gpus",
+    "vc",
+    "user",
+    "model",
+    "deadline_s",
+    "busy",
+    "mem_gib",
+    "class",
+    "share",
+];
 
 /// More memory than a device has, in GiB.
 const MOST_GIB: f64 = 1024.0;
 
 pub(super) fn read(table: Table, options: &Options) -> Result<Trace, TraceError> {
-    let mut trace = Trace::default();
+    let mut trace = Trace {
+        unused: table.others(COLUMNS)?,
+        ..Trace::default()
+    };
+    let mut clock = Clock::default();
     let plain = table.has("arrival_s");
     let arrival = table.column(if plain { "arrival_s" } else { "submit" })?;
     let (duration, gpus) = (table.column("duration_s")?, table.column("num_gpus")?);
@@ -28,14 +50,14 @@ pub(super) fn read(table: Table, options: &Options) -> Result<Trace, TraceError>
         let name = model.map_or(Ok("job"), |model| row.text(model))?;
         let kind = kind(&mut trace.kinds, name);
         let arrival_s = if plain {
-            row.number(arrival)?
+            row.seconds(arrival)?
         } else {
-            calendar(row, arrival)?
+            row.time(arrival, &mut clock)?
         };
-        let mut job = Job::rigid(kind, row.gpus(gpus)?, arrival_s, row.number(duration)?);
+        let mut job = Job::rigid(kind, row.gpus(gpus)?, arrival_s, row.seconds(duration)?);
         job.user = UserId(trace.users.number(user));
         if let Some(deadline) = deadline.filter(|deadline| !row.is_empty(*deadline)) {
-            job.deadline_s = Some(row.number(deadline)?);
+            job.deadline_s = Some(row.seconds(deadline)?);
         }
         if let Some(busy) = busy.filter(|busy| !row.is_empty(*busy)) {
             let fraction = row.number(busy)?;
@@ -79,40 +101,8 @@ pub(super) fn read(table: Table, options: &Options) -> Result<Trace, TraceError>
         trace.jobs.push(job);
         Ok(())
     })?;
-    let first = trace.jobs.iter().map(|job| job.arrival_s);
-    let first = if plain {
-        0.0
-    } else {
-        first.fold(f64::MAX, f64::min)
-    };
-    for job in &mut trace.jobs {
-        job.arrival_s -= first;
+    if !plain {
+        trace.count_from_first_arrival();
     }
     Ok(trace)
-}
-
-/// Seconds since 1970 of a calendar time without a zone.
-fn calendar(row: &Row<'_>, column: Column) -> Result<f64, TraceError> {
-    let text = row.text(column)?;
-    if let Ok(seconds) = text.parse::<f64>()
-        && seconds.is_finite()
-        && seconds >= 0.0
-    {
-        return Ok(seconds);
-    }
-    let mut numbers = text.split(['-', ' ', ':', 'T']).map(str::parse::<i64>);
-    let mut next = || match numbers.next() {
-        Some(Ok(number)) if (0..10_000).contains(&number) => Ok(number),
-        _ => Err(row.wrong(column, "a time such as 2017-10-09 07:01:55 is expected")),
-    };
-    let (year, month, day) = (next()?, next()?, next()?);
-    let (hour, minute, second) = (next()?, next()?, next()?);
-    // Days since 1970-01-01 of a Gregorian date (H. Hinnant, "chrono-compatible low-level date
-    // algorithms").
-    let year = year - i64::from(month <= 2);
-    let era = year.div_euclid(400);
-    let of_era = year.rem_euclid(400);
-    let of_year = (153 * (month + if month > 2 { -3 } else { 9 }) + 2) / 5 + day - 1;
-    let days = era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468;
-    Ok((days * 86_400 + hour * 3600 + minute * 60 + second) as f64)
 }

@@ -152,7 +152,7 @@ pub(super) fn read(table: Table, folder: &Path, options: &Options) -> Result<Tra
         // At the user's batch size: for what rests on how long a job takes alone.
         let step_s = |gpus| measured.step_s(batch_size, gpus, PER_NODE);
         let steps = measured.steps_left(batch_size, 0).max(1.0);
-        let mut job = Job::rigid(kind, gpus, row.number(submit)?, work);
+        let mut job = Job::rigid(kind, gpus, row.seconds(submit)?, work);
         let speeds = (1..=gpus).map(|gpus| work / (steps * step_s(gpus)));
         job.speed = Speed::Curve(speeds.collect());
         trace.training.entry(kind).or_insert_with(|| Training {

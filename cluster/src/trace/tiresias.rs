@@ -15,7 +15,7 @@ pub(super) fn read(table: Table, _: &Options) -> Result<Trace, TraceError> {
     ];
     table.each(|row| {
         let kind = kind(&mut trace.kinds, row.text(model)?);
-        let (arrival_s, duration_s) = (row.number(submit)?, row.number(duration)?);
+        let (arrival_s, duration_s) = (row.seconds(submit)?, row.seconds(duration)?);
         trace
             .jobs
             .push(Job::rigid(kind, row.gpus(gpus)?, arrival_s, duration_s));

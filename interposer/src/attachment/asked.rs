@@ -35,7 +35,7 @@ pub(super) const CONTAINER: &CStr = c"SUBLET_CONTAINER";
 /// Says that the driver simulates.
 const SIMULATED: &str = "SUBLET_SIM";
 /// The settings of a job.
-const OWN: [&str; 18] = [
+const OWN: [&str; 19] = [
     "SUBLET_MEM",
     "SUBLET_SHARE",
     "SUBLET_SHARE_MIN",
@@ -52,6 +52,7 @@ const OWN: [&str; 18] = [
     "SUBLET_OVERFLOW",
     "SUBLET_HOST_MEMORY",
     "SUBLET_EVICT_AFTER",
+    "SUBLET_LATENCY_TARGET",
     "SUBLET_ITERATION_LAUNCHES",
     "SUBLET_NAME",
 ];

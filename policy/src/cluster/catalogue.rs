@@ -55,6 +55,8 @@ pub struct Context {
     pub speeds: bool,
     /// Speeds of jobs by GPU type are known, if there are several types.
     pub speeds_by_type: bool,
+    /// Decisions are taken so many seconds apart, and at no other time.
+    pub round_s: Option<f64>,
     /// Reads a file that a parameter names: policies themselves read none. `Err` says why not.
     pub files: Option<ReadFile>,
 }
@@ -74,6 +76,7 @@ impl Context {
             sensitivity: true,
             speeds: true,
             speeds_by_type: true,
+            round_s: None,
             files: None,
         }
     }

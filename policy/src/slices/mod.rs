@@ -7,6 +7,7 @@ mod altruistic;
 mod deadline;
 mod fifo;
 mod guard;
+mod latency;
 mod salus;
 mod stride;
 
@@ -28,6 +29,7 @@ pub static POLICIES: &[&SliceRegistration] = &[
     &salus::SRTF,
     &guard::ANTMAN,
     &deadline::DEADLINE,
+    &latency::LATENCY,
     &altruistic::ALTRUISTIC,
 ];
 

@@ -180,6 +180,15 @@ impl Passes {
         }
     }
 
+    /// A tenant that is away owes no more than this when it comes back, in nanoseconds.
+    pub(crate) fn forgive(&mut self, id: TenantId, most_ns: u64) {
+        if let Some(member) = self.members.get_mut(&id)
+            && let Standing::Away { remain } = &mut member.standing
+        {
+            *remain = (*remain).min(i128::from(most_ns) * PPM / member.weight_ppm);
+        }
+    }
+
     /// Takes a competing member out of its field.
     fn retire(&mut self, id: TenantId) {
         let Some(member) = self.members.get(&id) else {

@@ -5,18 +5,20 @@
 //! environment, `umask`, limits and descriptors are the same whether it was started from a
 //! terminal, by `nohup`, or by a build server ([`clean`]), and a test of its own shows it.
 //! [`within`] has the waits, [`terminal`] a terminal with a program on it, [`http`] HTTP over a
-//! socket, `tls` TLS.
+//! socket, `tls` TLS, and [`dead_socket`] what a killed process leaves behind.
 //!
 //! It knows nothing of sublet and imports none of its crates.
 
 mod clean;
 pub mod http;
+mod socket;
 pub mod terminal;
 #[cfg(feature = "tls")]
 pub mod tls;
 pub mod within;
 
 pub use clean::prove;
+pub use socket::dead_socket;
 pub use within::{CommandWithin, PATIENCE, join, joined, read_line, reap};
 
 /// Makes a test program start clean, and adds the test that shows it.

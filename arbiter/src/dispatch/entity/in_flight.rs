@@ -4,6 +4,8 @@
 //! the device, or to its next slice; it never drains while it holds the device. A slice that ends
 //! with nothing on the device leaves nothing unfinished.
 
+use policy::Quantile;
+
 use super::clients::Clients;
 use crate::dispatch::drain::Drain;
 use crate::dispatch::unfinished::{Moved, Unfinished};
@@ -20,6 +22,8 @@ pub struct InFlight {
     since_ns: Option<u64>,
     /// How long its drains are, and when this one ends.
     drain: Drain,
+    /// How long they were, of the recent ones.
+    recent: Quantile,
     /// This one has ended, which the next look will find.
     ended: bool,
     /// What its slices have left on the device.
@@ -57,6 +61,11 @@ impl InFlight {
         self.drain.mean_ns()
     }
 
+    /// How long they are at the longest: a high quantile; 0: there was none.
+    pub fn longest_ns(&self) -> u64 {
+        self.recent.p99_ns().unwrap_or(0)
+    }
+
     /// Whether more of its work would only come behind the endless work that it was found to have.
     pub fn is_in_the_way(&self) -> bool {
         self.drains() && !self.endless_in_part
@@ -86,7 +95,9 @@ impl InFlight {
                 self.drain.look(now_ns, seen.marks);
             }
         } else if let Some(since_ns) = self.since_ns.take() {
-            return Some(self.drain.end(since_ns, now_ns));
+            let ended_ns = self.drain.end(since_ns, now_ns);
+            self.recent.note(ended_ns.saturating_sub(since_ns));
+            return Some(ended_ns);
         }
         None
     }

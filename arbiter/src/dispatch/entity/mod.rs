@@ -369,6 +369,8 @@ impl RunEntity {
                 .work_ns
                 .map(|work_ns| work_ns.saturating_sub(device_ns)),
             deadline_ns: self.terms.deadline_ns,
+            latency_target_ns: self.terms.latency_target_ns,
+            drain_ns: self.in_flight.longest_ns(),
             iterations: self.profile.iterations(device_ns),
             ..TenantView::new(self.tenant, self.class(now_ns), weight_ppm, wants)
         }

@@ -3,31 +3,34 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Progressive filling: the next task always goes to the user with the smallest dominant share
-/// `max_r(use_r / capacity_r)`; equal ones by number. `used[user][resource]` is what each holds
-/// already. `next(user)` hands its next task out and says what that needs, or `None` where it has
-/// no more that could be had: it is not asked again.
+/// Progressive filling: the next task always goes to the user that has the smallest part of what it
+/// may have, `max_r(use_r / may_r)`; equal ones by number. Where `may[user]` is the cluster's
+/// capacity for everybody, that part is the dominant share. `used[user][resource]` is what each
+/// holds already. `next(user)` hands its next task out and says what that needs, or `None` where it
+/// has no more that could be had: it is not asked again.
+///
+/// A resource of which a user may have nothing does not count: no demand of it was named.
 pub fn fill(
-    capacities: &[f64],
+    may: &[Vec<f64>],
     mut used: Vec<Vec<f64>>,
     mut next: impl FnMut(usize) -> Option<Vec<f64>>,
 ) {
-    let share = |used: &[f64]| {
-        let parts = used.iter().zip(capacities).filter(|(_, all)| **all > 0.0);
-        let dominant = parts.map(|(one, all)| one / all).fold(0.0, f64::max);
-        // Shares are not negative, and such numbers stand in the order of their bits.
-        dominant.to_bits()
+    let part = |user: usize, used: &[f64]| {
+        let parts = used.iter().zip(&may[user]).filter(|(_, may)| **may > 0.0);
+        let largest = parts.map(|(one, may)| one / may).fold(0.0, f64::max);
+        // Parts are not negative, and such numbers stand in the order of their bits.
+        largest.to_bits()
     };
     let places = used.iter().enumerate();
     let mut users: BinaryHeap<Reverse<(u64, usize)>> = places
-        .map(|(user, used)| Reverse((share(used), user)))
+        .map(|(user, used)| Reverse((part(user, used), user)))
         .collect();
     while let Some(Reverse((_, user))) = users.pop() {
         let Some(need) = next(user) else { continue };
         for (used, need) in used[user].iter_mut().zip(need) {
             *used += need.max(0.0);
         }
-        users.push(Reverse((share(&used[user]), user)));
+        users.push(Reverse((part(user, &used[user]), user)));
     }
 }
 
@@ -38,7 +41,8 @@ pub fn drf(capacities: &[f64], demands: &[Vec<f64>]) -> Vec<u32> {
     let mut left = capacities.to_vec();
     let mut tasks = vec![0_u32; demands.len()];
     let nothing = vec![vec![0.0; capacities.len()]; demands.len()];
-    fill(capacities, nothing, |user| {
+    let may = vec![capacities.to_vec(); demands.len()];
+    fill(&may, nothing, |user| {
         let need = &demands[user];
         let some = need.iter().any(|one| *one > 0.0);
         let mut each = need.iter().zip(&left);
@@ -68,6 +72,25 @@ mod tests {
             2.0 * 3.0 / 9.0,
             "both dominant shares are 2/3"
         );
+    }
+
+    #[test]
+    fn who_has_the_smaller_part_of_its_own_is_next() {
+        // As in the figure of HUG: one may have (1/3, 2/3), the other (2/3, 1/3).
+        let used = || vec![vec![0.3, 0.3], vec![0.4, 0.1]];
+        let first = |may: &[Vec<f64>]| {
+            let mut first = None;
+            fill(may, used(), |user| {
+                first.get_or_insert(user);
+                None
+            });
+            first
+        };
+        assert_eq!(first(&vec![vec![1.0; 2]; 2]), Some(0), "by dominant share");
+        let own = [vec![1.0 / 3.0, 2.0 / 3.0], vec![2.0 / 3.0, 1.0 / 3.0]];
+        assert_eq!(first(&own), Some(1), "0.6 of its part in place of 0.9");
+        // Of a resource that it named no demand of, it may have any.
+        assert_eq!(first(&[vec![0.0, 2.0 / 3.0], own[1].clone()]), Some(0));
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod attained;
 mod deadline;
 mod fair;
 mod mlf;
+mod resources;
 mod shares;
 mod simple;
 
@@ -11,9 +12,10 @@ use std::cmp::Ordering;
 
 pub use attained::{Gittins, Las, TwoDLas};
 pub use deadline::Edf;
-pub use fair::{Drf, Tickets, WorstRho};
+pub use fair::{Tickets, WorstRho};
 pub use mlf::{Mlf, Weights as MlfWeights};
-pub use shares::{Carbyne, Hug};
+pub use resources::Filling;
+pub use shares::Carbyne;
 pub use simple::{Fifo, Sjf, Srsf, Srtf};
 
 use super::catalogue::Entry;
@@ -32,8 +34,8 @@ pub(crate) static ORDERS: &[&Entry<dyn Order>] = &[
     &fair::WORST_RHO,
     &deadline::EDF,
     &mlf::MLF,
-    &fair::DRF,
-    &shares::HUG,
+    &resources::DRF,
+    &resources::HUG,
     &shares::CARBYNE,
     &fair::TICKETS,
 ];

@@ -380,6 +380,45 @@ mod tests {
     }
 
     #[test]
+    fn the_tree_and_what_it_accepts_are_those_found_by_hand() {
+        let of = |kind: u32, busy: f64| {
+            let mut profile = Profile::unknown(JobType(kind), 1, Class::Guaranteed);
+            profile.busy = busy;
+            profile.persistent_bytes = 6 << 30;
+            profile
+        };
+        // Each kind beside itself: tiny, medium, and two jumbos.
+        let known = [of(0, 0.1), of(1, 0.3), of(2, 0.6), of(3, 0.9)];
+        let speeds = [[0.98, 0.96], [0.9, 0.9], [0.9, 0.7], [0.5, 0.5]];
+        let mut packer = ScoreTree::new(16 << 30);
+        packer.train((known.iter().zip(speeds)).map(|(kind, speeds)| (kind, kind, speeds)));
+        // Impurity is 2.5; cut at 0.2 it is 4/3, at 0.45 1, at 0.75 2.
+        let rules = [
+            "busy < 0.450:",
+            "  busy < 0.200:",
+            "    Tiny",
+            "  else:",
+            "    Medium",
+            "else:",
+            "  Jumbo",
+        ];
+        assert_eq!(packer.rules().lines().collect::<Vec<_>>(), rules);
+        // Kinds that it has not seen: scores add up to 2 at most.
+        let [tiny, medium, jumbo] = [of(4, 0.15), of(5, 0.4), of(6, 0.7)];
+        let accepts = |a: &Profile, b: &Profile| packer.score(a, b, GpuType(0)).is_some();
+        assert!(accepts(&tiny, &jumbo) && accepts(&medium, &medium) && accepts(&tiny, &tiny));
+        assert!(!accepts(&medium, &jumbo) && !accepts(&jumbo, &jumbo));
+        // Nor on more than 8 GPUs, nor what does not fit into memory together.
+        let wide = Profile { gpus: 9, ..tiny };
+        assert!(!accepts(&wide, &wide));
+        let large = Profile {
+            persistent_bytes: 11 << 30,
+            ..tiny
+        };
+        assert!(!accepts(&large, &tiny));
+    }
+
+    #[test]
     fn pairs_that_it_was_grown_from_count_once_and_bad_ones_are_refused() {
         let known = world(1);
         let mut random = Random::new(3);
