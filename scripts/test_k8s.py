@@ -26,11 +26,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.dont_write_bytecode = True
 sys.path[:0] = [str(ROOT / folder) for folder in ("scripts/bench", "scripts/containerd.d", "scripts/k8s.d")]
 import claims  # noqa: E402
+import fleet  # noqa: E402
 import judgements  # noqa: E402
 import kubelets  # noqa: E402
 import newer  # noqa: E402
 import place  # noqa: E402
 import servers  # noqa: E402
+import sharing  # noqa: E402
 import trial  # noqa: E402
 from control_plane import ApiError  # noqa: E402
 from stand_in import SLICE, Cluster, Node  # noqa: E402
@@ -46,6 +48,46 @@ class Directory(unittest.TestCase):
         self.temporary = tempfile.TemporaryDirectory()
         self.directory = pathlib.Path(self.temporary.name)
         self.addCleanup(self.temporary.cleanup)
+
+
+class TermTest(Directory):
+    """SIGTERM at a trial."""
+
+    def test_what_was_started_is_ended_also_where_it_comes_twice(self):
+        script = f"""
+import pathlib, subprocess, sys, time
+sys.path.insert(0, {str(ROOT / "scripts/bench")!r})
+import trial
+trial.ends_by_term()
+child = subprocess.Popen(["sleep", "600"])
+try:
+    pathlib.Path("started").write_text(str(child.pid))
+    time.sleep(600)
+finally:
+    pathlib.Path("ending").touch()
+    trial.until("it comes again", lambda: pathlib.Path("again").exists())
+    # What ends the rest hears it.
+    assert subprocess.run(["sh", "-c", "kill -TERM $$"]).returncode == -15
+    child.kill()
+    child.wait()
+    pathlib.Path("ended").touch()
+"""
+        done = subprocess.Popen([sys.executable, "-c", script], cwd=self.directory)
+        self.addCleanup(done.kill)
+        there = lambda name: (self.directory / name).exists()
+        trial.until("it runs", lambda: there("started") and (self.directory / "started").read_text())
+        done.terminate()
+        trial.until("it ends", lambda: there("ending"))
+        done.terminate()
+        (self.directory / "again").touch()
+        self.assertEqual(done.wait(60), 143)
+        self.assertTrue(there("ended"))
+        self.assertFalse(trial.alive(int((self.directory / "started").read_text())))
+
+    def test_trials_take_it(self):
+        for name in ("k8s", "containerd", "slurm", "ray"):
+            main = (ROOT / "scripts" / name).read_text().split("def main():")[1]
+            self.assertLess(main.index("    ends_by_term()\n"), main.index("run(options)"), name)
 
 
 class ServersTest(Directory):
@@ -133,7 +175,7 @@ class ServersTest(Directory):
 
     def test_the_script_says_it_in_one_line_and_ends_with_2(self):
         folder, none = str(self.directory), str(self.directory / "none")
-        for words in (["--servers", folder], ["--servers", none], ["--transcript", "x"], ["--servers", folder, "--transcript", folder],
+        for words in (["--servers", folder], ["--servers", none], ["--transcript", folder], ["--servers", folder, "--transcript", folder],
                       ["--servers", folder, "--transcript", f"{none}/x"]):
             done = subprocess.run([ROOT / "scripts/k8s", *words], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
             self.assertEqual((done.returncode, done.stdout), (2, ""))
@@ -433,7 +475,7 @@ class CasesTest(Directory):
 
     def test_a_third_and_a_fourth_claim_wait(self):
         site, _ = self.run_case(claims.waits)
-        self.assertEqual(set(site.cluster.pod_objects), {"a"})
+        self.assertEqual((site.cluster.pod_objects, site.cluster.job_objects), ({}, {}))
         self.fails(claims.waits, "overcommits", "c has a reason: not within")
         self.fails(claims.waits, "no reason", "does not say `cannot allocate all claims`")
         self.fails(claims.waits, "a job stays", "d uses the GPU: not within")
@@ -481,7 +523,7 @@ class CasesTest(Directory):
 
     def test_every_case_says_what_it_shows(self):
         text = (ROOT / "scripts/k8s").read_text().split('"""')[1]
-        for case in claims.CASES:
+        for case in [*claims.CASES, *fleet.CASES, *kubelets.CASES]:
             self.assertTrue(case.__doc__, case.__name__)
             self.assertRegex(text, rf"(?m)^{case.__name__} +\w")
 
@@ -498,12 +540,14 @@ class TranscriptTest(unittest.TestCase):
         transcript.case("waits", "A third one waits.")
         transcript.verdict("FAILS: several\nlines")
         transcript.case("extended", "It was not come to.")
-        page = transcript.page("A title", "About it. " * 30)
+        page = transcript.page("A title", "About it. " * 30, sharing.table([sharing.metric("k8s_orphans", 0, "processes", budget=0)]))
         self.assertTrue(all(len(line) <= WIDTH for line in page.splitlines()))
         for words in ("# A title\n", "$ kubectl apply -f -\n", "          kind: Pod\n", "pod/a created", "# both hold", "holds (0.0 s)", "FAILS: several lines (0.0 s)", "not ended", "more lines"):
             self.assertIn(words, page)
         self.assertNotIn("before any case", page)
-        self.assertEqual(page.count("```"), 6, "what is quoted ends no block")
+        self.assertRegex(page, r"(?m)^## figures\n\n```text\nmetric .*\nk8s_orphans +0.0000 processes +- +0\n```$")
+        self.assertEqual(page.count("```"), 8, "what is quoted ends no block")
+        self.assertNotIn("figures", transcript.page("A title", "About it."))
 
 
 if __name__ == "__main__":

@@ -264,15 +264,21 @@ def verdict(metrics):
     return 1 if missed else 0
 
 
+def table(metrics):
+    """The lines of a table for people."""
+    lines = [f"{'metric':32} {'value':>12} {'unit':8} {'baseline':>12} {'budget':>10}"]
+    for row in metrics:
+        baseline = "-" if row["baseline"] is None else f"{row['baseline']:.4f}"
+        value = "-" if row["value"] is None else f"{row['value']:.4f}"
+        lines.append(f"{row['name']:32} {value:>12} {row['unit']:8} {baseline:>12} {'-' if row['budget'] is None else row['budget']:>10}")
+    return lines
+
+
 def finish(metrics, rows, options):
     """Prints the table and, if asked, the JSON line; the exit status."""
     for row in rows:
         print("  ".join(f"{key} {value}" for key, value in row.items() if not isinstance(value, list)))
-    print(f"\n{'metric':32} {'value':>12} {'unit':8} {'baseline':>12} {'budget':>10}")
-    for row in metrics:
-        baseline = "-" if row["baseline"] is None else f"{row['baseline']:.4f}"
-        value = "-" if row["value"] is None else f"{row['value']:.4f}"
-        print(f"{row['name']:32} {value:>12} {row['unit']:8} {baseline:>12} {'-' if row['budget'] is None else row['budget']:>10}")
+    print("", *table(metrics), sep="\n")
     if options.json:
         real, slow = getattr(options, "real", False), getattr(options, "slow", 1)
         device = "the GPU of this machine" if real else "simgpu (simulated)"

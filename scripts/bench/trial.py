@@ -1,6 +1,8 @@
 """What scripts share that try sublet inside other people's systems: how a trial ends, waits with a limit, and who is alive."""
 
 import pathlib
+import signal
+import sys
 import time
 
 
@@ -10,6 +12,16 @@ class Skipped(Exception):
 
 class Failure(Exception):
     """Something did not happen."""
+
+
+def ends_by_term():
+    """From here on SIGTERM ends this process as Ctrl-C does, so that what it started is ended. One that comes while that goes on is not heard."""
+    def end(*_):
+        # Not SIG_IGN: what is started to end the rest would have it too.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        sys.exit(143)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def until(what, holds, patience=60.0, seen=None):

@@ -145,6 +145,7 @@ def quantile(sorted_values, part_of):
 
 
 def placement(site, metrics):
+    """Pods on nodes that are objects come at a steady rate: time from creation to a node, and what each GPU has then."""
     fleet, count, rate = site.fleet, site.pods, site.rate
     begun = time.monotonic()
     plain = []
@@ -153,6 +154,7 @@ def placement(site, metrics):
     seconds = time.monotonic() - begun
     wrong = fleet.overcommitted()
     used = len({one["metadata"]["annotations"][DEVICE] for one in fleet.client.pods() if one["metadata"].get("labels", {}).get("wave") == "steady"})
+    site.transcript.say(f"{count} pods on {fleet.count} nodes in {seconds:.0f} s: {used} GPUs are used, and {len(wrong)} have more than they can")
     more = {"nodes": fleet.count, "pods": count, "rate_per_s": rate, "seconds": round(seconds, 1), "gpus_used": used, "load": round(os.getloadavg()[0], 1)}
     for name, part_of in (("p50", 0.5), ("p99", 0.99)):
         baseline = quantile(others, part_of) * 1000
@@ -163,6 +165,7 @@ def placement(site, metrics):
 
 
 def waits(site, metrics):
+    """Pods that fit nowhere wait, and their condition and event say why in one line."""
     fleet = site.fleet
     for name, gib, more, words in [
         ("too-much", 81, {}, "81 GiB"),
@@ -171,7 +174,7 @@ def waits(site, metrics):
     ]:
         fleet.create(name, gib, **more)
         said = until(f"{name} has a reason", lambda name=name: message(fleet.client.pod(name)))
-        print(f"  {name}: {said}")
+        site.transcript.say(f"{name}: {said}")
         if words not in said or len(said) > 500:
             raise Failure(f"{name}: no `{words}` in a line that can be read: {len(said)} characters: {said[:600]}")
         path = f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3D{name}"
@@ -210,6 +213,8 @@ def disturbed(site, prefix, disturb):
 
 
 def extender(site, metrics):
+    """The extender is killed and started again while pods come: all are placed, none twice, nothing has more than it can."""
+
     def disturb():
         site.plane.end_one("extender", signal.SIGKILL)
         time.sleep(2)
@@ -219,6 +224,8 @@ def extender(site, metrics):
 
 
 def api_server(site, metrics):
+    """The API server is killed, and is away for a while: the same."""
+
     def disturb():
         site.plane.end_one("apiserver", signal.SIGKILL)
         time.sleep(site.away_s)

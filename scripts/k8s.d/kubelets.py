@@ -17,9 +17,12 @@ OUT_OF_MEMORY = 2
 POINTS = 3
 # With less of the time than this the two do not compete for it.
 BUSY = 0.9
-LOAD = ["/prog/load", "--kernel-us", "500", "--for-ms", "600000", "--json"]
+# A day: a pod is to work for as long as it is left, also on a busy machine.
+LOAD = ["/prog/load", "--kernel-us", "500", "--for-ms", "86400000", "--json"]
 PODS = "/api/v1/namespaces/default/pods"
 JOB, STATUS, DEVICE = (f"sublet.dev/{name}" for name in ("job", "status", "gpu"))
+# What a user asks kubectl for.
+COLUMNS = r"NAME:.metadata.name,NODE:.spec.nodeName,JOB:.metadata.annotations.sublet\.dev/job,STATUS:.metadata.annotations.sublet\.dev/status"
 
 
 def expect(holds, text):
@@ -163,7 +166,6 @@ def measured(site, pods, metrics, metric, names, wanted):
     more = {"got": round(got, 4), "wanted": wanted, "busy": round(busy, 3), "load": round(os.getloadavg()[0], 1)}
     if busy < BUSY and error > POINTS:
         why = f"the GPU had work for {busy:.0%} of the time: this machine is too busy for the two programs"
-        print(f"  not measured: {why}", flush=True)
         metrics.append({**sharing.metric(metric, 0, "points"), "value": None, "reason": why, **more})
         return f"not measured: {why}"
     metrics.append({**sharing.metric(metric, error, "points", budget=POINTS), **more})
@@ -172,16 +174,19 @@ def measured(site, pods, metrics, metric, names, wanted):
 
 
 def shares(site, metrics):
+    """Two pods on one GPU: each inside its quota, and its share within 3 points by the device's own account."""
     pods = two(site)
     pods.in_force("hopper", 6, 0.75)
     pods.in_force("turing", 4, 0.25)
     pods.quota("hopper", 5, 7)
     pods.quota("turing", 3, 5)
     until("the pod says that its share is in force", lambda: "in force" in pods.annotation("hopper", STATUS), 30)
-    measured(site, pods, metrics, "k8s_share_error", ("hopper", "turing"), 0.75)
+    site.kubectl("get", "pods", "-o", f"custom-columns={COLUMNS}")
+    site.transcript.say(measured(site, pods, metrics, "k8s_share_error", ("hopper", "turing"), 0.75))
 
 
 def over_quota(site, metrics):
+    """A pod that does not fit waits with the reason, and runs as soon as another one is gone."""
     pods, node = two(site), site.nodes[0]
     free = node.units() - 10
     pods.create("large", free + 1, None, node)
@@ -189,10 +194,11 @@ def over_quota(site, metrics):
     for name, words in (("large", f"Insufficient {RESOURCE}"), ("busy", "has a share of 0 free, and 0.5 is asked for")):
         said = until(f"{name} has a reason", lambda name=name: message(pods.client.pod(name)))
         expect(words in said and pods.phase(name) == "Pending", f"{name}: no `{words}` in: {said}")
+        site.transcript.note(f"{name} waits: {said}")
     pods.delete("turing")
     begun = time.monotonic()
     pods.works("large")
-    print(f"  large runs {time.monotonic() - begun:.1f} s after turing was deleted", flush=True)
+    site.transcript.say(f"large runs {time.monotonic() - begun:.1f} s after turing was deleted")
     expect(pods.phase("busy") == "Pending", "it was placed, and no time is left for it")
     pods.delete("hopper")
     pods.works("busy")
@@ -201,6 +207,7 @@ def over_quota(site, metrics):
 
 
 def allocate(site, metrics):
+    """The plugin is killed at all moments of pods' starts: each runs inside its quota or is refused, and nothing is left."""
     pods, node = Pods(site), site.nodes[0]
     # It hangs in the middle of Allocate, and is killed there.
     plugin = node.started["plugin"]
@@ -211,7 +218,7 @@ def allocate(site, metrics):
     node.end_one("plugin", signal.SIGKILL)
     node.start_plugin()
     said = until("it is refused, or runs", lambda: pods.phase("in-allocate") in ("Failed", "Running") and pods.client.pod("in-allocate")["status"])
-    print(f"  killed while it is asked: {said.get('phase')}: {said.get('reason', '')} {said.get('message', '')[:160]}", flush=True)
+    site.transcript.say(f"killed while it is asked: {said.get('phase')}: {said.get('reason', '')} {said.get('message', '')[:160]}")
     until("the node has its units again", node.is_ready)
     delays = (0.05, 0.2) if site.quick else (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
     ran = 0
@@ -230,7 +237,7 @@ def allocate(site, metrics):
     pods.create("after", 3, "0.2", node)
     pods.works("after")
     pods.in_force("after", 3, 0.2)
-    print(f"  {ran} of {len(delays)} ran", flush=True)
+    site.transcript.say(f"{ran} of {len(delays)} ran")
     # Units of a pod that was refused come back after two minutes.
     pods.clear(150)
 
@@ -247,6 +254,7 @@ def same(site, pods, before, what):
 
 
 def kubelet(site, metrics):
+    """The kubelet is killed and started again: its pods go on, the plugin registers again, and new pods get units."""
     pods, node = two(site), site.nodes[0]
     before = {name: pods.works(name) for name in ("hopper", "turing")}
     for away in (0, 3):
@@ -263,6 +271,7 @@ def kubelet(site, metrics):
 
 
 def away(site, metrics):
+    """The API server is away for a while: pods go on, and all is as it was afterwards."""
     pods = two(site)
     before = {name: pods.works(name) for name in ("hopper", "turing")}
     site.plane.end_one("apiserver", signal.SIGKILL)
@@ -271,7 +280,7 @@ def away(site, metrics):
     for name, job in site.nodes[0].jobs().items():
         expect(job["launches"] > jobs[name]["launches"], f"{name} did not go on")
     site.plane.start_api_server()
-    print(f"  away for {time.monotonic() - begun:.0f} s", flush=True)
+    site.transcript.say(f"away for {time.monotonic() - begun:.0f} s")
     same(site, pods, before, "after the API server was away")
     pods.create("later", 2, None, site.nodes[0])
     pods.works("later", launches=False)
@@ -280,6 +289,7 @@ def away(site, metrics):
 
 
 def cut_off(site, metrics):
+    """A node is cut off the network and comes back: its pods go on, and start nowhere twice."""
     pods, node = two(site), site.nodes[0]
     before = {name: pods.works(name) for name in ("hopper", "turing")}
     node.cut()
@@ -301,6 +311,7 @@ def cut_off(site, metrics):
 
 
 def killed(site, metrics):
+    """kill -9 of a pod's process: memory and units are free, and no process is left; with restartPolicy Always it starts anew."""
     pods, node = two(site), site.nodes[0]
     job = pods.works("hopper")
     os.kill(job["processes"][0]["pid"], signal.SIGKILL)
@@ -323,7 +334,7 @@ def killed(site, metrics):
 
 
 def nri(site, metrics):
-    """On the second node, in place of the device plugin."""
+    """On the second node the NRI plugin, in place of the device plugin, gives quota and share to a pod of annotations alone."""
     pods, node = Pods(site), site.nodes[1]
     node.end_one("plugin")
     node.start_one("nri", "kubernetes", "nri", "--sim", "--socket", node.dir / "nri.sock", "--state", node.dir / "nri-state")

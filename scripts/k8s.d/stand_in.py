@@ -39,6 +39,11 @@ class Cluster:
             self.claim_objects.pop(words[2], None)
         elif words[0] == "exec":
             job = self.job_of(self.claim_of(words[1]))
+            # The pods' programs use all that they are promised; one that is promised none has
+            # what is left, and a program in it has to write.
+            working = [self.job_of(self.claim_of(name)) for name in self.pod_objects]
+            if not job["share_asked"] and sum(one["share_asked"] or 0 for one in working if one) > 1 - 1e-9:
+                raise subprocess.TimeoutExpired(words, 120)
             asked = float(re.fullmatch(r"([\d.]+)GiB", words[-1])[1]) * GIB
             code = 2 if asked > job["mem_limit_bytes"] and "no quota" not in self.wrong_ways else 0
         self.schedule()

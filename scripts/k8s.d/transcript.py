@@ -36,6 +36,11 @@ class Transcript:
         """What was done or found otherwise."""
         self.add("# " + text)
 
+    def say(self, text):
+        """The same, for who looks on as well."""
+        print(f"  {text}", flush=True)
+        self.note(text)
+
     def add(self, line, stamped=True):
         if not self.cases:
             return
@@ -44,11 +49,13 @@ class Transcript:
             line, WIDTH, initial_indent=stamp, subsequent_indent=" " * 12, break_on_hyphens=False, drop_whitespace=False, replace_whitespace=False
         ) or [stamp.rstrip()]
 
-    def page(self, title, about):
-        """All of it in Markdown."""
+    def page(self, title, about, figures=()):
+        """All of it in Markdown; `figures` are lines of a table."""
         text = [f"# {title}", "", *textwrap.wrap(about, WIDTH, break_on_hyphens=False, break_long_words=False), ""]
         for case in self.cases:
             text += [f"## {case['name']}", "", *textwrap.wrap(case["about"], WIDTH), "", "```text", *(line.rstrip() for line in case["lines"]), "```", ""]
             # A reason of a failure may have several lines.
             text += [*textwrap.wrap(" ".join((case["verdict"] or "not ended").split()), WIDTH, break_on_hyphens=False), ""]
+        if figures:
+            text += ["## figures", "", "```text", *(line.rstrip() for line in figures), "```", ""]
         return "\n".join(text).rstrip() + "\n"
