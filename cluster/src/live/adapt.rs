@@ -169,6 +169,17 @@ impl Placer for LivePlacer {
     fn bound(&self, job: JobId) -> Option<Vec<GpuId>> {
         self.shared.facts().pinned.get(&job).cloned()
     }
+
+    fn all_bound(&self) -> Vec<(JobId, Vec<GpuId>)> {
+        let facts = self.shared.facts();
+        let pinned = facts.pinned.iter();
+        pinned.map(|(job, gpus)| (*job, gpus.clone())).collect()
+    }
+
+    fn away_bytes(&self, _state: &ClusterState, node: NodeId) -> u64 {
+        let facts = self.shared.facts();
+        facts.away_bytes.get(&node).copied().unwrap_or(0)
+    }
 }
 
 fn take(free: &mut FreeGpus, gpus: &[GpuId]) -> Vec<GpuId> {

@@ -52,7 +52,7 @@ pub use packer::{PackScore, Packer, Past, Verdict};
 pub use placer::Placer;
 pub use random::Random;
 pub use round_allocator::{RoundAllocator, Turn};
-pub use scheduler::{Learnt, Scheduler, Waits};
+pub use scheduler::{Learnt, Scheduler, Waits, keep_where_nobody_comes};
 pub use sizer::Sizer;
 pub use state::{
     ClusterState, GpuId, GpuType, JOBS_ON_GPU, MOST_JOBS_ON_GPU, Node, NodeId, PART_TOLERANCE,

@@ -8,6 +8,7 @@
 //! in the same sequence, as joiners of jobs with as many GPUs.
 
 mod bound;
+mod held;
 mod packing;
 mod parts;
 mod resizing;
@@ -21,15 +22,17 @@ use std::sync::Arc;
 use super::admission::Promises;
 use super::{
     Admission, Admit, ClusterState, Decision, Drift, FreeGpus, GpuId, GpuType, Job, JobId, Key,
-    Order, Packer, PairTable, Placer, Policies, Profile, Random, Reason, RoundAllocator, Sizer,
-    Verdict,
+    NodeId, Order, Packer, PairTable, Placer, Policies, Profile, Random, Reason, RoundAllocator,
+    Sizer, Verdict,
 };
+use held::Held;
+pub use held::keep_where_nobody_comes;
 
 /// Why jobs wait, as of the last decision.
 #[derive(Clone, Debug, Default)]
 pub struct Waits {
-    /// Jobs that enough GPUs were free for, but not where the placer wants them. All others wait
-    /// for their turn.
+    /// Jobs that enough GPUs were free for, but not where the placer wants them, or not where their
+    /// memory fits. All others wait for their turn.
     pub fragmented: Vec<JobId>,
 }
 
@@ -249,12 +252,15 @@ impl Scheduler {
         self.waits.fragmented.clear();
         let noted = std::mem::take(&mut self.noted);
         self.admit(state, &noted, &mut batch);
+        let held = Held::of(state, &*self.placer);
         if self.round_allocator.is_some() {
-            self.take_turns(state, &mut batch);
+            self.take_turns(state, &held, &mut batch);
+            self.go_on(state, &held, &mut batch);
             return batch;
         }
         if self.sizer.is_some() {
-            self.resize(state, &mut batch);
+            self.resize(state, &held, &mut batch);
+            self.go_on(state, &held, &mut batch);
             return batch;
         }
         self.order.refresh(state);
@@ -263,19 +269,22 @@ impl Scheduler {
         }
         self.rekey(state, noted);
         if self.packer.is_some() || state.joiners() > 0 || state.parts() > 0 {
-            self.pack(state, &mut batch);
+            self.pack(state, &held, &mut batch);
         } else if self.order.preemptive() {
             if self
                 .admission
                 .as_ref()
                 .is_some_and(|admission| admission.places())
             {
-                self.preempt_bound(state, &mut batch);
-            } else {
+                self.preempt_bound(state, &held, &mut batch);
+                self.go_on(state, &held, &mut batch);
+            } else if held.is_empty() {
                 self.preempt(state, &mut batch);
+            } else {
+                self.preempt_held(state, &held, &mut batch);
             }
         } else {
-            self.fill(state, state.free().clone(), &mut batch);
+            self.fill(state, &held, state.free().clone(), &mut batch);
         }
         // These jobs will have another state by the next decision.
         self.noted.extend(batch.iter().map(Decision::job));
@@ -363,7 +372,13 @@ impl Scheduler {
     }
 
     /// Starts waiting jobs on free GPUs, in order. Running jobs go on.
-    fn fill(&mut self, state: &ClusterState, mut free: FreeGpus, batch: &mut Vec<Decision>) {
+    fn fill(
+        &mut self,
+        state: &ClusterState,
+        held: &Held,
+        mut free: FreeGpus,
+        batch: &mut Vec<Decision>,
+    ) {
         let (placer, skips) = (&self.placer, self.order.skips());
         let fragmented = &mut self.waits.fragmented;
         walk(&self.queues, |id, gpus| {
@@ -372,7 +387,7 @@ impl Scheduler {
                 return Step::Next;
             }
             if gpus <= free.total() {
-                if let Some(taken) = placer.place(state, &mut free, job, gpus) {
+                if let Some(taken) = held.place(&**placer, state, &mut free, (job, gpus)) {
                     batch.push(start(job, taken, 1.0));
                     return if free.total() > 0 {
                         Step::Next
@@ -381,6 +396,10 @@ impl Scheduler {
                     };
                 }
                 fragmented.push(id);
+                if held.keeps_out(state, &free, id) {
+                    // They may do for others, and those who hold the memory are behind it.
+                    return Step::Next;
+                }
             }
             if skips { Step::Omit } else { Step::Stop }
         });

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use policy::cluster::{Decision, GpuId, JobId, beside_others};
+use policy::cluster::{Decision, GpuId, JobId, beside_others, keep_where_nobody_comes};
 
 use super::{Hook, wire_class};
 use crate::live::records::RunRecord;
@@ -28,12 +28,19 @@ impl Hook {
         self.tell_speeds();
         let batch = self.scheduler.decide(&self.state);
         let asked: BTreeSet<JobId> = batch.iter().map(Decision::job).collect();
+        let all = batch.len();
         let mut batch = self.can_be_done(batch);
         let mut touched: BTreeSet<JobId> = batch.iter().map(Decision::job).collect();
         touched.extend(batch.iter().flat_map(|d| self.state.others(d.job())));
         // A decision that is left out may have made space for another, which is then left out as
-        // well.
-        while let Err(refused) = self.state.apply(&batch) {
+        // well; nor is anybody stopped for one that does not come.
+        loop {
+            if batch.len() < all {
+                keep_where_nobody_comes(&self.state, &mut batch);
+            }
+            let Err(refused) = self.state.apply(&batch) else {
+                break;
+            };
             let before = batch.len();
             batch.retain(|decision| decision.job() != refused.job);
             if batch.len() == before {

@@ -13,7 +13,7 @@ pub use synergy::Synergy;
 pub use wait_time::WaitTime;
 
 use super::catalogue::Entry;
-use super::{ClusterState, FreeGpus, GpuId, Job, JobId, Tags};
+use super::{ClusterState, FreeGpus, GpuId, Job, JobId, NodeId, Tags};
 
 /// Every placer: a new one has a line here and a file of its own.
 pub(crate) static PLACERS: &[&Entry<dyn Placer>] = &[
@@ -74,6 +74,16 @@ pub trait Placer: Send {
     /// The GPUs that a job is bound to: it runs there or nowhere. `None`: anywhere.
     fn bound(&self, _job: JobId) -> Option<Vec<GpuId>> {
         None
+    }
+    /// All jobs that are bound, with their GPUs. They keep their memory there when they are
+    /// stopped.
+    fn all_bound(&self) -> Vec<(JobId, Vec<GpuId>)> {
+        Vec::new()
+    }
+    /// How much of the memory of the jobs of one GPU of a node may be in the server's memory, in
+    /// bytes.
+    fn away_bytes(&self, state: &ClusterState, node: NodeId) -> u64 {
+        state.nodes()[node.0 as usize].away_bytes()
     }
     /// How a resized job is placed.
     fn regroup(&self) -> Regroup {

@@ -2,12 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::held::Held;
 use super::{ClusterState, Decision, FreeGpus, GpuId, JobId, Scheduler, Step, start, walk};
 
 impl Scheduler {
     /// Chooses the running jobs, bound ones first by their rank; places those where they are bound,
-    /// and moves jobs that are in their way.
-    pub(super) fn preempt_bound(&mut self, state: &ClusterState, batch: &mut Vec<Decision>) {
+    /// and moves jobs that are in their way. A job that cannot be moved has its own GPUs or none.
+    pub(super) fn preempt_bound(
+        &mut self,
+        state: &ClusterState,
+        held: &Held,
+        batch: &mut Vec<Decision>,
+    ) {
         let skips = self.order.skips();
         let (mut left, mut chosen) = (state.gpus(), Vec::new());
         walk(&self.queues, |id, gpus| {
@@ -22,11 +28,18 @@ impl Scheduler {
         let mut at: BTreeMap<JobId, Vec<GpuId>> = BTreeMap::new();
         let bound = |id: &JobId| self.admission.as_ref()?.gpus(*id);
         for id in &chosen {
-            if let Some(gpus) = bound(id) {
-                for gpu in gpus {
+            let gpus = bound(id).map(<[GpuId]>::to_vec);
+            // Cells are not taken twice; where a job that cannot be moved is on one, it stays.
+            let can = |gpus: &Vec<GpuId>| {
+                let free = gpus.iter().all(|gpu| free.contains(*gpu));
+                held.is_empty() || (free && held.fit_on(state, gpus, &[*id]))
+            };
+            let own = self.placer.bound(*id).or(gpus);
+            if let Some(gpus) = own.filter(can) {
+                for gpu in &gpus {
                     free.take(*gpu);
                 }
-                at.insert(*id, gpus.to_vec());
+                at.insert(*id, gpus);
             }
         }
         // Then running jobs that are in nobody's way, then the others.
@@ -45,7 +58,7 @@ impl Scheduler {
         at.extend(stay);
         for id in come {
             let job = state.job(id);
-            match self.placer.place(state, &mut free, job, job.gpus) {
+            match held.place(&*self.placer, state, &mut free, (job, job.gpus)) {
                 Some(gpus) => drop(at.insert(id, gpus)),
                 None => self.waits.fragmented.push(id),
             }

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::held::{Giving, Held, Places};
 use super::parts::Parts;
 use super::{
     ClusterState, Decision, FreeGpus, GpuId, JobId, Packer, Placer, Random, Scheduler, Step,
@@ -40,30 +41,39 @@ struct Chosen {
     parts: Vec<(JobId, JobId)>,
     /// GPUs that no other part may come to.
     closed: BTreeSet<GpuId>,
+    /// GPUs of the owners, where it was looked at what stopped jobs hold.
+    places: Option<Places>,
+    /// Those that no GPU has place for, and that would have been owners.
+    fragmented: Vec<JobId>,
 }
 
 impl Scheduler {
     /// Chooses jobs with GPUs of their own, then pairs, then moves every job to its place.
-    pub(super) fn pack(&mut self, state: &ClusterState, batch: &mut Vec<Decision>) {
+    pub(super) fn pack(&mut self, state: &ClusterState, held: &Held, batch: &mut Vec<Decision>) {
         let Chosen {
             owners,
             rest,
             parts,
             closed,
-        } = self.choose(state);
-        let mut joiners = self.pair(state, &owners, &rest);
+            places,
+            fragmented,
+        } = self.choose(state, held);
+        self.waits.fragmented = fragmented;
+        let mut joiners = self.pair(state, held, (&owners, places.as_ref()), &rest);
         joiners.extend(parts);
-        self.settle(state, (&owners, &joiners), &closed, batch);
+        self.settle(state, held, (&owners, &joiners, places), &closed, batch);
     }
 
-    fn choose(&self, state: &ClusterState) -> Chosen {
+    fn choose(&self, state: &ClusterState, held: &Held) -> Chosen {
         let (skips, preemptive) = (self.order.skips(), self.order.preemptive());
         let mut left = state.gpus();
-        let mut parts = Parts::new(state, &*self.placer);
+        let mut parts = Parts::new(state, &*self.placer, held);
         // Owners: whole jobs, and GPUs that are divided into parts.
         let mut owners: Vec<Owner> = Vec::new();
         // GPUs that owners have: a job that has to stay on one of them gets none of its own.
         let mut taken: BTreeSet<GpuId> = BTreeSet::new();
+        let mut giving =
+            (!held.is_empty()).then(|| Giving::new(state, held, &*self.placer, &self.in_order()));
         if !preemptive {
             for id in state.running() {
                 let job = state.job(*id);
@@ -72,6 +82,9 @@ impl Scheduler {
                         owners.push(Owner::Divided(opened));
                         left -= left.min(1);
                         taken.extend(&run.gpus);
+                        if let Some(giving) = &mut giving {
+                            giving.reserve(&run.gpus);
+                        }
                     }
                 } else if let Some(run) = job.run().filter(|run| {
                     // Of several the one that stands first has taken the place of a host that
@@ -81,17 +94,37 @@ impl Scheduler {
                     owners.push(Owner::Whole(*id));
                     left -= job.gpus.min(left);
                     taken.extend(&run.gpus);
+                    if let Some(giving) = &mut giving {
+                        giving.set(*id, &run.gpus);
+                    }
                 }
             }
         }
-        let (mut rest, mut blocked) = (Vec::new(), false);
+        let (mut rest, mut blocked, mut next) = (Vec::new(), false, 0);
+        let mut fragmented = Vec::new();
         walk(&self.queues, |id, gpus| {
             let job = state.job(id);
+            let at = next;
+            next += 1;
             if job.part.is_some() {
                 let has_place = !preemptive && job.run().is_some();
                 if !has_place && !blocked {
                     match parts.give(job, left, &taken) {
                         Some(Some(opened)) => {
+                            if let Some(giving) = &mut giving {
+                                let known = parts.gpu(opened);
+                                let gpu = known.or_else(|| {
+                                    let own = giving.give((at, job), &parts.closed())?;
+                                    own.first().copied()
+                                });
+                                let Some(gpu) = gpu else {
+                                    parts.close(id);
+                                    return Step::Next;
+                                };
+                                parts.locate(opened, gpu);
+                                giving.reserve(&[gpu]);
+                                taken.insert(gpu);
+                            }
                             left -= left.min(1);
                             owners.push(Owner::Divided(opened));
                         }
@@ -112,6 +145,28 @@ impl Scheduler {
             };
             if bound.as_ref().is_some_and(stuck) {
                 rest.push(id);
+            } else if let Some(giving) = &mut giving {
+                let fits = gpus <= left && !blocked;
+                let own = if fits {
+                    giving.give((at, job), &BTreeSet::new())
+                } else {
+                    giving
+                        .keep(job)
+                        .then(|| job.run().map_or_else(Vec::new, |run| run.gpus.clone()))
+                };
+                if !fits {
+                    blocked |= !skips;
+                } else if own.is_none() {
+                    fragmented.push(id);
+                }
+                match own {
+                    None => rest.push(id),
+                    Some(own) => {
+                        left = giving.left();
+                        owners.push(Owner::Whole(id));
+                        taken.extend(own);
+                    }
+                }
             } else if gpus <= left && !blocked {
                 left -= gpus;
                 owners.push(Owner::Whole(id));
@@ -133,6 +188,17 @@ impl Scheduler {
             rest,
             parts: parts.joiners(),
             closed: parts.closed(),
+            places: giving.map(|giving| {
+                let mut places = giving.into_places();
+                places.extend(
+                    parts
+                        .places()
+                        .into_iter()
+                        .map(|(gpu, host)| (host, vec![gpu])),
+                );
+                places
+            }),
+            fragmented,
         }
     }
 
@@ -140,22 +206,27 @@ impl Scheduler {
     fn pair(
         &mut self,
         state: &ClusterState,
-        owners: &[JobId],
+        held: &Held,
+        (owners, places): (&[JobId], Option<&Places>),
         rest: &[JobId],
     ) -> Vec<(JobId, JobId)> {
         let Some(packer) = self.packer.as_deref() else {
             return Vec::new();
         };
-        if state.demand() <= u64::from(state.gpus()) {
+        // Where there are GPUs for all, only those share that can have no other ones.
+        let enough = state.demand() <= u64::from(state.gpus());
+        if enough && held.is_empty() {
             return Vec::new();
         }
+        let shares = |id: &&JobId| !enough || held.all().contains_key(*id);
         let most = packer.most_jobs().min(state.most_on_gpu()) as usize;
         let whole = |id: &&JobId| state.job(**id).part.is_none();
         let hosts: BTreeSet<JobId> = owners.iter().filter(whole).copied().collect();
+        let rest = || rest.iter().filter(whole).filter(shares);
         let mut stay: Vec<(usize, JobId, JobId)> = Vec::new();
         if packer.keeps_pairs() {
             let here = |id: &JobId| Some((*id, host_of(state, &hosts, *id, most)?));
-            stay.extend(rest.iter().filter_map(here).map(|(id, host)| {
+            stay.extend(rest().filter_map(here).map(|(id, host)| {
                 let place = state.group(id).position(|other| other == id);
                 (place.unwrap_or(0), id, host)
             }));
@@ -166,7 +237,14 @@ impl Scheduler {
         let mut kept: BTreeSet<JobId> = BTreeSet::new();
         for (_, id, host) in stay {
             let there = joined(&groups, host);
-            if there.len() + 1 < most && refusal(packer, state, (host, there), id).is_none() {
+            // It stays beside a host that moves only where it can move with it.
+            let place = places.and_then(|places| places.get(&host));
+            let apart = |gpus| refusal_at(packer, (state, held), gpus, (host, there), id).is_some();
+            let apart = place.is_some_and(|gpus| apart(gpus));
+            if there.len() + 1 < most
+                && !apart
+                && refusal(packer, (state, held), (host, there), id).is_none()
+            {
                 groups.entry(host).or_default().push(id);
                 kept.insert(id);
                 joiners.push((id, host));
@@ -195,14 +273,14 @@ impl Scheduler {
                 by_size.entry(bucket(*id, &groups)).or_default().push(*id);
             }
         }
-        for id in rest.iter().filter(|id| !kept.contains(id)) {
+        for id in rest().filter(|id| !kept.contains(id)) {
             let job = state.job(*id);
             let Some(buckets) = free_hosts.get_mut(&job.gpus) else {
                 continue;
             };
             let found = best_host(
                 (packer, &*self.placer),
-                state,
+                (state, held, places),
                 (buckets, &groups),
                 *id,
                 &mut self.random,
@@ -226,7 +304,8 @@ impl Scheduler {
     fn settle(
         &mut self,
         state: &ClusterState,
-        (owners, joiners): (&[JobId], &[(JobId, JobId)]),
+        held: &Held,
+        (owners, joiners, places): (&[JobId], &[(JobId, JobId)], Option<Places>),
         closed: &BTreeSet<GpuId>,
         batch: &mut Vec<Decision>,
     ) {
@@ -234,7 +313,7 @@ impl Scheduler {
         let mut at: HashMap<JobId, Vec<GpuId>> = HashMap::new();
         // A running job keeps its GPUs, unless a job before it in the order is on them.
         let (mut stay, mut homeless) = (Vec::new(), Vec::new());
-        for id in owners {
+        for id in owners.iter().filter(|_| places.is_none()) {
             match state.job(*id).run() {
                 Some(run) if run.gpus.iter().all(|gpu| free.contains(*gpu)) => {
                     for gpu in &run.gpus {
@@ -270,6 +349,12 @@ impl Scheduler {
             at.insert(*id, gpus);
             true
         });
+        for (id, gpus) in places.into_iter().flatten() {
+            let run = state.job(id).run();
+            let here = run.is_some_and(|run| run.gpus == gpus);
+            if here { &mut stay } else { &mut homeless }.push(id);
+            at.insert(id, gpus);
+        }
         let mut running: BTreeSet<JobId> = at.keys().copied().collect();
         // Where a host has a place now, its joiners are looked at again.
         let mut groups = Groups::new();
@@ -278,7 +363,7 @@ impl Scheduler {
                 continue;
             };
             let there = joined(&groups, *host);
-            if self.may_be_at(state, gpus, (*host, there), *joiner) {
+            if self.may_be_at((state, held), gpus, (*host, there), *joiner) {
                 groups.entry(*host).or_default().push(*joiner);
             }
         }
@@ -336,7 +421,7 @@ impl Scheduler {
             if running.contains(id) {
                 continue;
             }
-            batch.push(match self.why_apart(state, *id) {
+            batch.push(match self.why_apart((state, held), *id) {
                 Some(reason) => Decision::Unpack { job: *id, reason },
                 None => Decision::Suspend { job: *id },
             });
@@ -346,29 +431,32 @@ impl Scheduler {
     /// A joiner may be beside these on the GPUs that they have now.
     fn may_be_at(
         &self,
-        state: &ClusterState,
+        (state, held): (&ClusterState, &Held),
         gpus: &[GpuId],
         (host, there): (JobId, &[JobId]),
         joiner: JobId,
     ) -> bool {
         if state.job(joiner).part.is_some() {
-            return fit(state, gpus, (host, there), joiner);
+            let beside_held = held.fit_on(state, gpus, &all(host, there, joiner));
+            return beside_held && fit(state, gpus, (host, there), joiner);
         }
         let Some(packer) = self.packer.as_deref() else {
             return true;
         };
-        refusal_at(packer, state, gpus, (host, there), joiner).is_none()
+        refusal_at(packer, (state, held), gpus, (host, there), joiner).is_none()
     }
 
     /// Why a job may not stay beside those with which it was.
-    fn why_apart(&self, state: &ClusterState, id: JobId) -> Option<Reason> {
+    fn why_apart(&self, (state, held): (&ClusterState, &Held), id: JobId) -> Option<Reason> {
         let packer = self.packer.as_deref()?;
         let before: Vec<JobId> = state.group(id).take_while(|other| *other != id).collect();
         match &before[..] {
-            [host, there @ ..] if !there.is_empty() => refusal(packer, state, (*host, there), id),
+            [host, there @ ..] if !there.is_empty() => {
+                refusal(packer, (state, held), (*host, there), id)
+            }
             _ => {
                 let host = state.job(id).run()?.beside?;
-                refusal(packer, state, (host, &[]), id)
+                refusal(packer, (state, held), (host, &[]), id)
             }
         }
     }
@@ -437,11 +525,18 @@ fn fit(
 /// Why one may not be beside these because of where they are.
 fn refusal_at(
     packer: &dyn Packer,
-    state: &ClusterState,
+    (state, held): (&ClusterState, &Held),
     gpus: &[GpuId],
     (host, there): (JobId, &[JobId]),
     joiner: JobId,
 ) -> Option<Reason> {
+    let away = |own: &Vec<GpuId>| !gpus.iter().all(|gpu| own.contains(gpu));
+    if held.all().get(&joiner).is_some_and(away) {
+        return Some(Reason::Bound);
+    }
+    if !held.is_empty() && !held.fit_on(state, gpus, &all(host, there, joiner)) {
+        return Some(Reason::Memory);
+    }
     let two = |other: JobId| packer.refused_at(state, gpus, other, joiner);
     if there.is_empty() {
         return two(host);
@@ -458,7 +553,7 @@ fn refusal_at(
 /// Why one may not stay beside these, where it is already.
 fn refusal(
     packer: &dyn Packer,
-    state: &ClusterState,
+    (state, held): (&ClusterState, &Held),
     (host, there): (JobId, &[JobId]),
     joiner: JobId,
 ) -> Option<Reason> {
@@ -478,14 +573,14 @@ fn refusal(
     };
     by_kind.or_else(|| {
         let run = state.job(host).run()?;
-        refusal_at(packer, state, &run.gpus, (host, there), joiner)
+        refusal_at(packer, (state, held), &run.gpus, (host, there), joiner)
     })
 }
 
 /// Take the best host out of the buckets.
 fn best_host(
     (packer, placer): (&dyn Packer, &dyn Placer),
-    state: &ClusterState,
+    (state, held, places): (&ClusterState, &Held, Option<&Places>),
     (buckets, groups): (&mut BTreeMap<Bucket, Vec<JobId>>, &Groups),
     joiner: JobId,
     random: &mut Random,
@@ -494,9 +589,11 @@ fn best_host(
     let mut tied: Vec<Bucket> = Vec::new();
     // Where a host is not known yet, it is looked at again once it has a place.
     let refused = |host: JobId| {
-        let here = state.job(host).run().map(|run| run.gpus.clone());
+        let place = places.and_then(|places| places.get(&host)).cloned();
+        let here = place.or_else(|| state.job(host).run().map(|run| run.gpus.clone()));
         let here = here.or_else(|| placer.bound(host)).unwrap_or_default();
-        refusal_at(packer, state, &here, (host, joined(groups, host)), joiner)
+        let there = (host, joined(groups, host));
+        refusal_at(packer, (state, held), &here, there, joiner)
     };
     // The last host of a bucket that may have this joiner where it runs.
     let last = |hosts: &[JobId]| hosts.iter().rposition(|host| refused(*host).is_none());
@@ -545,10 +642,9 @@ fn best_host(
         }
     };
     let hosts = buckets.get_mut(&bucket)?;
-    let at = match refused(hosts[at]) {
-        None => at,
-        Some(_) => last(hosts)?,
-    };
+    // Jobs of a kind may have quotas of their own: the last one was asked about.
+    let fits = refused(hosts[at]).is_none() && score(hosts[at], bucket.host.2).is_some();
+    let at = if fits { at } else { last(hosts)? };
     let host = hosts.remove(at);
     if hosts.is_empty() {
         buckets.remove(&bucket);

@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::held::Held;
 use super::{ClusterState, GpuId, Job, JobId, Placer};
 use crate::cluster::job::Run;
 use crate::cluster::{PART_TOLERANCE, Part};
@@ -29,26 +30,22 @@ pub(super) struct Parts<'a> {
     placer: &'a dyn Placer,
     open: Vec<Divided>,
     by_gpu: BTreeMap<GpuId, usize>,
-    /// Memory of jobs that stay where they are, and hold it when they are stopped, too: those that
-    /// have not been given a part.
-    held: Vec<(GpuId, JobId, u64)>,
+    /// Memory of jobs that stay where they are, and hold it when they are stopped, too.
+    held: &'a Held,
+    /// Those that have been given a part.
+    given: Vec<JobId>,
     /// GPUs on which such jobs are, with what those that run asked for, and nobody has been given a
     /// part yet.
     later: BTreeMap<GpuId, f64>,
 }
 
 impl<'a> Parts<'a> {
-    pub(super) fn new(state: &'a ClusterState, placer: &'a dyn Placer) -> Self {
-        let (mut later, mut held) = (BTreeMap::new(), Vec::new());
+    pub(super) fn new(state: &'a ClusterState, placer: &'a dyn Placer, held: &'a Held) -> Self {
+        let mut later = BTreeMap::new();
         if state.parts() > 0 {
-            for job in state.active() {
-                let own = job
-                    .part
-                    .and_then(|part| Some((placer.bound(job.id)?, part.bytes)));
-                let (gpus, bytes) = own.unwrap_or_default();
-                for gpu in gpus {
-                    held.push((gpu, job.id, bytes));
-                    later.entry(gpu).or_default();
+            for (id, gpus) in held.all() {
+                for gpu in gpus.iter().filter(|_| state.job(*id).part.is_some()) {
+                    later.entry(*gpu).or_default();
                 }
             }
             for id in state.running() {
@@ -66,6 +63,7 @@ impl<'a> Parts<'a> {
             open: Vec::new(),
             by_gpu: BTreeMap::new(),
             held,
+            given: Vec::new(),
             later,
         }
     }
@@ -145,12 +143,9 @@ impl<'a> Parts<'a> {
 
     fn holds(&self, gpu: GpuId, bytes: u64, id: JobId) -> bool {
         let has = self.state.nodes()[self.state.node_of(gpu).0 as usize].gpu_bytes;
-        let held = self
-            .held
-            .iter()
-            .filter(|held| held.0 == gpu && held.1 != id);
-        let asked = held.fold(bytes, |sum, held| sum.saturating_add(held.2));
-        has == 0 || asked <= has
+        let here = |other: JobId| other == id || self.given.contains(&other);
+        let held = self.held.bytes(self.state, gpu, here);
+        has == 0 || bytes.saturating_add(held) <= has
     }
 
     fn takes(&self, at: usize, part: &Part, id: JobId) -> bool {
@@ -170,7 +165,7 @@ impl<'a> Parts<'a> {
             bytes: part.bytes,
             jobs: vec![id],
         });
-        self.held.retain(|held| held.1 != id);
+        self.given.push(id);
         if let Some(gpu) = gpu {
             self.by_gpu.insert(gpu, at);
             self.later.remove(&gpu);
@@ -180,7 +175,7 @@ impl<'a> Parts<'a> {
 
     fn put(&mut self, at: usize, id: JobId, part: &Part) {
         let runs_on = |id: JobId| self.state.job(id).run().and_then(|run| run.gpus.first());
-        self.held.retain(|held| held.1 != id);
+        self.given.push(id);
         let one = &mut self.open[at];
         one.share += part.share;
         one.bytes = one.bytes.saturating_add(part.bytes);
@@ -196,6 +191,31 @@ impl<'a> Parts<'a> {
     /// GPUs on which such jobs are, and that nobody was given a part of.
     pub(super) fn closed(&self) -> BTreeSet<GpuId> {
         self.later.keys().copied().collect()
+    }
+
+    /// Where a divided GPU is; `None`: nobody has said.
+    pub(super) fn gpu(&self, at: usize) -> Option<GpuId> {
+        self.open.get(at)?.gpu
+    }
+
+    /// It is this one.
+    pub(super) fn locate(&mut self, at: usize, gpu: GpuId) {
+        self.open[at].gpu = Some(gpu);
+        self.by_gpu.insert(gpu, at);
+        self.later.remove(&gpu);
+    }
+
+    /// The one that was opened last, for this job, is no GPU.
+    pub(super) fn close(&mut self, id: JobId) {
+        self.open.pop();
+        self.given.retain(|given| *given != id);
+    }
+
+    /// Divided GPUs that are known, each with the job that has it of its own.
+    pub(super) fn places(&self) -> Vec<(GpuId, JobId)> {
+        let own = self.by_gpu.iter();
+        own.filter_map(|(gpu, at)| Some((*gpu, self.host(*at)?)))
+            .collect()
     }
 
     /// This GPU is divided.

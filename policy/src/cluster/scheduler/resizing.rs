@@ -2,13 +2,19 @@
 
 use std::collections::BTreeMap;
 
+use super::held::Held;
 use super::{ClusterState, Decision, FreeGpus, GpuId, JobId, Scheduler, start};
 use crate::cluster::placer::Regroup;
 use crate::cluster::{GpuType, Speed};
 
 impl Scheduler {
     /// Does what the sizer says: first jobs that stop or shrink, then jobs that grow or start.
-    pub(super) fn resize(&mut self, state: &ClusterState, batch: &mut Vec<Decision>) {
+    pub(super) fn resize(
+        &mut self,
+        state: &ClusterState,
+        memory: &Held,
+        batch: &mut Vec<Decision>,
+    ) {
         let Some(sizer) = &mut self.sizer else { return };
         let sizes: BTreeMap<JobId, u32> = sizer
             .resize(state, &self.promises)
@@ -27,15 +33,15 @@ impl Scheduler {
             }
         }
         match self.placer.regroup() {
-            Regroup::Keep if kinds.is_empty() => self.extend(state, free, &sizes, batch),
-            order => self.regroup(state, free, (&sizes, &kinds), order, batch),
+            Regroup::Keep if kinds.is_empty() => self.extend((state, memory), free, &sizes, batch),
+            order => self.regroup((state, memory), free, (&sizes, &kinds), order, batch),
         }
     }
 
     /// A job that shrinks keeps the first of its GPUs, a job that grows gets more of them.
     fn extend(
         &mut self,
-        state: &ClusterState,
+        (state, memory): (&ClusterState, &Held),
         mut free: FreeGpus,
         sizes: &BTreeMap<JobId, u32>,
         batch: &mut Vec<Decision>,
@@ -63,7 +69,7 @@ impl Scheduler {
             };
             let placed = (least..=missing)
                 .rev()
-                .find_map(|gpus| self.placer.place(state, &mut free, job, gpus));
+                .find_map(|gpus| memory.place(&*self.placer, state, &mut free, (job, gpus)));
             if placed.as_ref().map_or(0, Vec::len) < missing as usize {
                 self.waits.fragmented.push(*id);
             }
@@ -82,7 +88,7 @@ impl Scheduler {
     /// placed, it gets as many as can.
     fn regroup(
         &mut self,
-        state: &ClusterState,
+        (state, memory): (&ClusterState, &Held),
         mut free: FreeGpus,
         (sizes, kinds): (&BTreeMap<JobId, u32>, &BTreeMap<JobId, GpuType>),
         order: Regroup,
@@ -111,10 +117,10 @@ impl Scheduler {
             };
             let placed = (least..=gpus).rev().find_map(|gpus| {
                 let Some(kind) = kinds.get(&id) else {
-                    return self.placer.place(state, &mut free, job, gpus);
+                    return memory.place(&*self.placer, state, &mut free, (job, gpus));
                 };
                 let mut some = free.only(|node| state.nodes()[node].kind == *kind);
-                let taken = self.placer.place(state, &mut some, job, gpus)?;
+                let taken = memory.place(&*self.placer, state, &mut some, (job, gpus))?;
                 for gpu in &taken {
                     free.take(*gpu);
                 }

@@ -351,7 +351,10 @@ fn a_short_part_comes_beside_those_that_run_and_a_long_one_makes_space() {
 }
 
 /// Jobs that have started stay where they are, as those of a live cluster that cannot be restarted.
-struct Bound(Arc<std::sync::Mutex<std::collections::BTreeMap<JobId, GpuId>>>);
+struct Bound(Own);
+
+/// Where each of them is.
+type Own = Arc<std::sync::Mutex<std::collections::BTreeMap<JobId, Vec<GpuId>>>>;
 
 impl crate::cluster::Placer for Bound {
     fn name(&self) -> &'static str {
@@ -370,13 +373,24 @@ impl crate::cluster::Placer for Bound {
         gpus: u32,
     ) -> Option<Vec<GpuId>> {
         if let Some(own) = self.bound(job.id) {
-            return free.take(own[0]).then_some(own);
+            let all = own.iter().all(|gpu| free.contains(*gpu));
+            return all.then(|| {
+                own.iter().for_each(|gpu| assert!(free.take(*gpu)));
+                own
+            });
         }
         let anywhere = catalogue::placer("anywhere", &Context::default()).unwrap();
         anywhere.place(state, free, job, gpus)
     }
     fn bound(&self, job: JobId) -> Option<Vec<GpuId>> {
-        self.0.lock().unwrap().get(&job).map(|gpu| vec![*gpu])
+        self.0.lock().unwrap().get(&job).cloned()
+    }
+    fn all_bound(&self) -> Vec<(JobId, Vec<GpuId>)> {
+        let own = self.0.lock().unwrap();
+        own.iter().map(|(id, gpus)| (*id, gpus.clone())).collect()
+    }
+    fn away_bytes(&self, _: &ClusterState, _: crate::cluster::NodeId) -> u64 {
+        0
     }
 }
 
@@ -388,7 +402,7 @@ fn a_part_that_was_stopped_where_it_is_still_holds_its_memory() {
     cluster.scheduler = Scheduler::new(order, Box::new(Bound(Arc::clone(&own))), 1);
     let long = cluster.part(0.6, 10);
     cluster.decide();
-    own.lock().unwrap().insert(long, GpuId(0));
+    own.lock().unwrap().insert(long, vec![GpuId(0)]);
     // A shorter one would displace it, and 10 GiB stay.
     let mut short = |gib| {
         let id = cluster.part(0.6, gib);
@@ -477,4 +491,260 @@ fn a_bound_that_is_none_is_refused_with_its_value() {
         let plain = catalogue::packer(packer, &complete).unwrap();
         assert_eq!(plain.most_jobs(), 2);
     }
+}
+
+/// A cluster whose jobs are bound where they start, but for those that move.
+struct Staying {
+    cluster: Cluster,
+    own: Own,
+    /// Jobs that can be started anew.
+    moves: Vec<JobId>,
+}
+
+impl Staying {
+    fn new(gpus: u32, per_node: u32, choice: &Choice, context: &Context) -> Self {
+        let own = Own::default();
+        let mut policies = choice.policies(context).unwrap();
+        policies.placer = Box::new(Bound(Arc::clone(&own)));
+        let mut state = ClusterState::uniform(gpus, per_node);
+        state.set_most_on_gpu(MOST_JOBS_ON_GPU);
+        let scheduler = Scheduler::of(policies, 1);
+        Self {
+            cluster: Cluster { state, scheduler },
+            own,
+            moves: Vec::new(),
+        }
+    }
+
+    fn job(&mut self, gib: u64, work_s: f64) -> JobId {
+        self.cluster.job(0, |job| {
+            job.profile.persistent_bytes = gib * GIB;
+            job.work = work_s;
+        })
+    }
+
+    /// Decides; who came is bound then.
+    fn decide(&mut self) -> Vec<Decision> {
+        let batch = self.cluster.decide();
+        let mut own = self.own.lock().unwrap();
+        for id in self.cluster.state.running() {
+            let run = self.cluster.state.job(*id).run().unwrap();
+            if !self.moves.contains(id) {
+                let gpus = own.entry(*id).or_insert_with(|| run.gpus.clone());
+                let sorted = |gpus: &[GpuId]| {
+                    gpus.iter()
+                        .copied()
+                        .collect::<std::collections::BTreeSet<_>>()
+                };
+                assert_eq!(sorted(gpus), sorted(&run.gpus), "{id:?} was moved");
+            }
+        }
+        batch
+    }
+
+    fn end(&mut self, id: JobId) {
+        self.own.lock().unwrap().remove(&id);
+        self.cluster.end(id);
+    }
+
+    /// Bytes on a GPU: of jobs that are bound there, and of those that run.
+    fn bytes(&self, gpu: GpuId) -> u64 {
+        let own = self.own.lock().unwrap();
+        let state = &self.cluster.state;
+        let there = state.active().filter(|job| {
+            let runs = job.run().is_some_and(|run| run.gpus.contains(&gpu));
+            runs || own.get(&job.id).is_some_and(|gpus| gpus.contains(&gpu))
+        });
+        there.map(|job| job.profile.peak_bytes()).sum()
+    }
+}
+
+#[test]
+fn a_whole_job_comes_beside_a_stopped_one_only_where_its_memory_fits() {
+    // A job that one of 2 s sends away, and one of 1 s that does not fit beside it.
+    let mut staying = Staying::new(1, 1, &Choice::new("srtf", "anywhere"), &Context::default());
+    let long = staying.job(10, 1000.0);
+    staying.decide();
+    let large = staying.job(7, 1.0);
+    let batch = staying.decide();
+    assert!(batch.is_empty(), "17 GiB of 16: {batch:?}");
+    assert_eq!(staying.cluster.on(0), [long.0]);
+    // One that does goes before it, and the one that was stopped comes back.
+    let small = staying.job(6, 2.0);
+    staying.decide();
+    assert_eq!(staying.cluster.on(0), [small.0]);
+    assert_eq!(staying.bytes(GpuId(0)), 16 * GIB);
+    staying.end(small);
+    staying.decide();
+    assert_eq!(staying.cluster.on(0), [long.0]);
+    staying.end(long);
+    staying.decide();
+    assert_eq!(staying.cluster.on(0), [large.0]);
+}
+
+#[test]
+fn a_job_that_one_gpu_has_no_memory_for_displaces_another_one() {
+    // The longer one of two would have to go. Only beside the other one is there memory.
+    let mut staying = Staying::new(2, 2, &Choice::new("srtf", "anywhere"), &Context::default());
+    let shorter = staying.job(4, 500.0);
+    let longer = staying.job(12, 1000.0);
+    staying.decide();
+    let first = staying.job(10, 1.0);
+    let batch = staying.decide();
+    assert_eq!(batch.len(), 2, "one goes and one comes: {batch:?}");
+    assert_eq!(staying.cluster.on(0), [first.0]);
+    assert_eq!(staying.cluster.on(1), [longer.0], "stopped for nobody");
+    staying.end(first);
+    staying.decide();
+    assert_eq!(staying.cluster.on(0), [shorter.0]);
+    // One that may be anywhere makes space.
+    let anywhere = staying.job(1, 400.0);
+    staying.moves.push(anywhere);
+    staying.decide();
+    assert_eq!(
+        (staying.cluster.on(0), staying.cluster.on(1)),
+        (vec![shorter.0], vec![anywhere.0])
+    );
+}
+
+#[test]
+fn a_packer_counts_what_stopped_jobs_hold() {
+    let choice = Choice {
+        packer: Some("greedy:jobs=3".into()),
+        ..Choice::new("srtf", "anywhere")
+    };
+    let mut staying = Staying::new(1, 1, &choice, &context());
+    let long = staying.job(6, 1000.0);
+    staying.decide();
+    // Two short ones have the GPU, and 6 GiB of it are not theirs.
+    let (first, second) = (staying.job(5, 10.0), staying.job(6, 20.0));
+    staying.decide();
+    assert_eq!(staying.bytes(GpuId(0)), 11 * GIB);
+    assert!(staying.cluster.on(0).contains(&first.0));
+    assert!(!staying.cluster.on(0).contains(&second.0), "17 GiB of 16");
+    let third = staying.job(5, 30.0);
+    staying.decide();
+    assert!(
+        staying.cluster.on(0).contains(&third.0),
+        "{:?}",
+        staying.cluster.on(0)
+    );
+    assert_eq!(staying.bytes(GpuId(0)), 16 * GIB);
+    for id in [first, third, long, second] {
+        staying.end(id);
+        staying.decide();
+    }
+}
+
+/// Random histories of jobs of 1 to 16 GiB, most of which stay where they are stopped: memory is
+/// promised once, nobody is stopped where nobody comes, and all of them end.
+#[test]
+fn memory_is_never_promised_twice_by_jobs_that_stay() {
+    let orders = [
+        "fifo",
+        "fifo-backfill",
+        "srtf",
+        "srsf",
+        "las",
+        "2d-las:at=200",
+        "worst-rho",
+        "edf",
+        "mlf",
+        "drf",
+        "tickets",
+        "sjf",
+    ];
+    let mut stopped = 0;
+    for seed in 0..240u64 {
+        let order = orders[seed as usize % orders.len()];
+        let packer =
+            [None, None, Some("util-sum"), Some("util-sum:jobs=3")][seed as usize / 12 % 4];
+        let choice = Choice {
+            packer: packer.map(str::to_owned),
+            ..Choice::new(order, "anywhere")
+        };
+        stopped += random_history(seed, &choice);
+    }
+    assert!(stopped > 500, "{stopped} stops say little");
+}
+
+/// How many were stopped.
+fn random_history(seed: u64, choice: &Choice) -> usize {
+    let mut random = crate::cluster::Random::new(seed);
+    let per_node = [1, 2, 4][random.below(3)];
+    let mut staying = Staying::new(4, per_node, choice, &context());
+    let said = |staying: &Staying| {
+        format!(
+            "seed {seed}, {choice}, at {} s",
+            staying.cluster.state.now_s()
+        )
+    };
+    let (mut come, mut stopped, mut now_s) = (0, 0, 0.0);
+    while come < 60 || staying.cluster.state.active().next().is_some() {
+        now_s += 1.0 + random.below(20) as f64;
+        assert!(now_s < 1e5, "{}: not all of them end", said(&staying));
+        staying.cluster.state.advance(now_s);
+        while come < 60 && random.below(3) > 0 {
+            come += 1;
+            let (gib, work_s) = (1 + random.below(16) as u64, 1.0 + random.below(200) as f64);
+            let gpus = if random.below(8) == 0 { per_node } else { 1 };
+            let part = random.below(12) == 0 && gpus == 1;
+            let moves = random.below(4) == 0;
+            let id = staying.cluster.job(random.below(2) as u32, |job| {
+                job.gpus = gpus;
+                job.profile.gpus = gpus;
+                job.work = work_s;
+                job.user = crate::cluster::UserId(random.below(3) as u32);
+                job.deadline_s = Some(now_s + random.below(900) as f64);
+                job.profile.busy = 0.3;
+                job.profile.persistent_bytes = gib * GIB;
+                job.part = part.then_some(Part {
+                    share: 0.4,
+                    bytes: gib * GIB,
+                });
+            });
+            if moves {
+                staying.moves.push(id);
+            }
+        }
+        for id in staying.cluster.state.running().clone() {
+            let job = staying.cluster.state.job(id);
+            if job.left(now_s) <= 1e-6 {
+                staying.end(id);
+            }
+        }
+        let before = staying.cluster.state.clone();
+        let batch = staying.decide();
+        let running: Vec<JobId> = staying.cluster.state.running().iter().copied().collect();
+        for id in running {
+            let rate = 1.0 / staying.cluster.state.group(id).count() as f64;
+            staying.cluster.state.set_rate(id, rate);
+        }
+        for gpu in (0..4).map(GpuId) {
+            let bytes = staying.bytes(gpu);
+            let there: Vec<_> = staying.cluster.state.residents(gpu).collect();
+            let own = staying.own.lock().unwrap();
+            assert!(
+                bytes <= 16 * GIB,
+                "{}: {} GiB on {gpu:?}, {there:?} of {own:?} after {batch:?}",
+                said(&staying),
+                bytes / GIB
+            );
+        }
+        for decision in &batch {
+            if let Decision::Suspend { job } = decision {
+                stopped += 1;
+                let gpus = &before.job(*job).run().unwrap().gpus;
+                let came = batch
+                    .iter()
+                    .any(|other| other.gpus().iter().any(|gpu| gpus.contains(gpu)));
+                assert!(
+                    came,
+                    "{}: {job:?} was stopped for nobody: {batch:?}",
+                    said(&staying)
+                );
+            }
+        }
+    }
+    stopped
 }

@@ -2,13 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::held::Held;
 use super::{ClusterState, Decision, FreeGpus, GpuId, JobId, Scheduler, start};
 use crate::cluster::round_allocator::Turn;
 
 impl Scheduler {
     /// Does what the round allocator says. A job that is bound to its GPUs has them before others;
     /// a job that is on GPUs of the type of its turn stays there, as far as no other job has them.
-    pub(super) fn take_turns(&mut self, state: &ClusterState, batch: &mut Vec<Decision>) {
+    pub(super) fn take_turns(
+        &mut self,
+        state: &ClusterState,
+        held: &Held,
+        batch: &mut Vec<Decision>,
+    ) {
         let Some(round_allocator) = &mut self.round_allocator else {
             return;
         };
@@ -52,19 +58,38 @@ impl Scheduler {
             let gpus = at.remove(&index).or_else(|| {
                 let job = state.job(*first);
                 let mut some = free.only(|node| state.nodes()[node].kind == turn.kind);
-                let gpus = self.placer.place(state, &mut some, job, job.gpus)?;
+                let gpus = held.place(&*self.placer, state, &mut some, (job, job.gpus))?;
                 for gpu in &gpus {
                     free.take(*gpu);
                 }
                 Some(gpus)
             });
-            match gpus {
-                Some(gpus) => {
-                    running.extend(&turn.jobs);
-                    give_gpus(state, turn, &gpus, batch);
-                }
-                None => self.waits.fragmented.extend(&turn.jobs),
+            let Some(gpus) = gpus else {
+                self.waits.fragmented.extend(&turn.jobs);
+                continue;
+            };
+            let mut turn = turn.clone();
+            if !held.is_empty() {
+                let (placer, waits) = (&*self.placer, &mut self.waits);
+                let bound = |id: &JobId| placer.bound(*id);
+                let mut here: Vec<JobId> = Vec::new();
+                // Those that are bound there first: their memory is there.
+                turn.jobs.sort_by_key(|id| bound(id).is_none());
+                turn.jobs.retain(|id| {
+                    let all = [&here[..], &[*id]].concat();
+                    let own = bound(id).is_none_or(|own| own == gpus);
+                    let stays = own && held.fit_on(state, &gpus, &all);
+                    let into = if stays {
+                        &mut here
+                    } else {
+                        &mut waits.fragmented
+                    };
+                    into.push(*id);
+                    stays
+                });
             }
+            running.extend(&turn.jobs);
+            give_gpus(state, &turn, &gpus, batch);
         }
         for id in state.running() {
             if !running.contains(id) {

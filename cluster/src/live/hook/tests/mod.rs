@@ -17,6 +17,7 @@ use crate::live::wire::{
 mod crowds;
 mod hook;
 mod jobs;
+mod memory;
 mod nodes;
 mod pairs;
 mod place;
