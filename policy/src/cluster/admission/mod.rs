@@ -43,6 +43,11 @@ impl Promises {
         self.0.get(id.0 as usize).copied().flatten()
     }
 
+    /// It was asked about, and will never run.
+    pub(crate) fn refused(&self, id: JobId) -> bool {
+        self.known(id) == Some(Admit::Reject)
+    }
+
     pub(crate) fn set(&mut self, id: JobId, admit: Admit) {
         let at = id.0 as usize;
         if self.0.len() <= at {

@@ -748,3 +748,33 @@ fn random_history(seed: u64, choice: &Choice) -> usize {
     }
     stopped
 }
+
+#[test]
+fn a_job_that_an_admission_refuses_gets_no_turn_in_the_same_batch() {
+    let entries = catalogue::entries().into_iter();
+    let allocators = entries.filter(|entry| entry.slot == catalogue::Slot::RoundAllocator);
+    let mut seen = 0;
+    for allocator in allocators.map(|entry| entry.name) {
+        let mut choice = Choice::new(allocator, "anywhere");
+        choice.admission = Some("minimum-share".into());
+        let Ok(scheduler) = choice.scheduler(&Context::complete(), 1) else {
+            continue;
+        };
+        let state = ClusterState::uniform(4, 4);
+        let mut cluster = Cluster { state, scheduler };
+        let hopeless = cluster.job(0, |job| job.deadline_s = Some(1.0));
+        let other = cluster.job(0, |_| ());
+        let batch = cluster.scheduler.decide(&cluster.state);
+        let about = |id| batch.iter().filter(move |one| one.job() == id);
+        let decided: Vec<_> = about(hopeless).collect();
+        assert_eq!(
+            decided,
+            [&Decision::Reject { job: hopeless }],
+            "{allocator}: space is free for it"
+        );
+        assert!(about(other).next().is_some(), "{allocator}: {batch:?}");
+        cluster.state.apply(&batch).unwrap();
+        seen += 1;
+    }
+    assert!(seen > 1, "{seen}");
+}

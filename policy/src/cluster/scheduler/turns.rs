@@ -18,7 +18,12 @@ impl Scheduler {
         let Some(round_allocator) = &mut self.round_allocator else {
             return;
         };
-        let turns = round_allocator.turns(state);
+        let mut turns = round_allocator.turns(state);
+        // Allocators know of no promises: who is refused in this batch still waits in the state.
+        for turn in &mut turns {
+            turn.jobs.retain(|id| !self.promises.refused(*id));
+        }
+        turns.retain(|turn| !turn.jobs.is_empty());
         let turns = self.possible(turns);
         let mut free = FreeGpus::all(state.nodes());
         let mut at: BTreeMap<usize, Vec<GpuId>> = BTreeMap::new();
