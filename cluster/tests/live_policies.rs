@@ -210,6 +210,15 @@ impl Admission for Counted<dyn Admission> {
     fn places(&self) -> bool {
         self.1.places()
     }
+    fn evicts(&self) -> bool {
+        self.1.evicts()
+    }
+    fn holds(&self, job: &Job) -> bool {
+        self.1.holds(job)
+    }
+    fn asks_again_s(&self) -> Option<f64> {
+        self.1.asks_again_s()
+    }
     fn gpus(&self, job: JobId) -> Option<&[GpuId]> {
         let gpus = self.1.gpus(job);
         if gpus.is_some() {
@@ -360,7 +369,7 @@ fn run(choice: &Choice, policies: Policies) -> usize {
             }
         }
         let batch = scheduler.decide(&state);
-        state.apply(&batch).expect("decisions that are possible");
+        (state.apply(&batch)).unwrap_or_else(|error| panic!("{choice}: {error}: {batch:?}"));
         joined += batch
             .iter()
             .filter(|decision| {

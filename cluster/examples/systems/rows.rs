@@ -18,6 +18,8 @@ pub mod carbyne;
 pub mod dl2;
 #[path = "gavel.rs"]
 pub mod gavel;
+#[path = "gfs.rs"]
+pub mod gfs;
 #[path = "heterog.rs"]
 pub mod heterog;
 #[path = "hived.rs"]
@@ -117,6 +119,7 @@ pub const SYSTEMS: &[System] = &[
     pai::SYSTEM,
     lucid::SYSTEM,
     swayam::SYSTEM,
+    gfs::SYSTEM,
 ];
 
 pub fn data() -> PathBuf {

@@ -326,7 +326,9 @@ impl<'a> Simulation<'a> {
             .map(|job| job.arrival_s);
         let end = self.ends.peek().map(|due| due.0.0.0);
         let measure = self.measures.peek().map(|due| due.0.0.0);
-        let event = [arrival, end, measure]
+        let again = self.scheduler.asks_again_s();
+        let again = again.map(|at_s| at_s.max(self.state.now_s()));
+        let event = [arrival, end, measure, again]
             .into_iter()
             .flatten()
             .min_by(f64::total_cmp);

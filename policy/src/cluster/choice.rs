@@ -180,6 +180,15 @@ impl Choice {
             return refuse(&self.admission, without);
         }
         let asks = policies.round_allocator.is_none() && policies.sizer.is_none();
+        if asks && admission.evicts() && !policies.order.preemptive() {
+            let order = policies.order.name();
+            return refuse(
+                &self.admission,
+                format!(
+                    "order `{order}` never stops a job to make space for another; choose one that does, such as `srtf`"
+                ),
+            );
+        }
         if !asks && !admission.rejects() {
             let other = name(if policies.sizer.is_some() {
                 &self.sizer

@@ -23,7 +23,7 @@ use super::admission::Promises;
 use super::{
     Admission, Admit, ClusterState, Decision, Drift, FreeGpus, GpuId, GpuType, Job, JobId, Key,
     NodeId, Order, Packer, PairTable, Placer, Policies, Profile, Random, Reason, RoundAllocator,
-    Sizer, Verdict,
+    Sizer, UserId, Verdict,
 };
 use held::Held;
 pub use held::keep_where_nobody_comes;
@@ -137,6 +137,25 @@ impl Scheduler {
         let whole = self.sizer.is_some() || self.round_allocator.is_some();
         let orders = !whole && self.packer.is_none() && !self.order.preemptive();
         orders && self.order.drift() == Drift::Never && self.admission.is_none()
+    }
+
+    /// When a job that waits may start although nothing happened since the last decision.
+    #[must_use]
+    pub fn asks_again_s(&self) -> Option<f64> {
+        self.admission.as_ref()?.asks_again_s()
+    }
+
+    /// Goes on with what another of the same policies has learnt of users, whose numbers are now
+    /// those that `number` says.
+    pub fn inherit(&mut self, old: &mut Self, number: &mut dyn FnMut(UserId) -> UserId) {
+        let history = old
+            .admission
+            .as_mut()
+            .and_then(|admission| admission.history());
+        if let (Some(mut history), Some(admission)) = (history, &mut self.admission) {
+            history.renumber(number);
+            admission.remember(history);
+        }
     }
 
     /// A sizer says who gets how many GPUs.
@@ -311,15 +330,16 @@ impl Scheduler {
     fn key(&self, state: &ClusterState, job: &Job) -> Option<Key> {
         let candidate = match job.run() {
             Some(run) => self.order.preemptive() || run.beside.is_some(),
-            None => job.waits() && self.promises.known(job.id) != Some(Admit::Reject),
+            None => job.waits() && !self.promises.refused(job.id),
         };
+        let held = (self.admission.as_ref()).is_some_and(|admission| admission.holds(job));
         let rank = self
             .admission
             .as_ref()
             .map_or(0, |admission| admission.rank(state, &self.promises, job));
         // Jobs that run already, as joiners, go on before others start.
         let waits = u32::from(!self.order.preemptive() && job.waits());
-        candidate.then(|| self.order.key(state, job).behind(2 * rank + waits))
+        (candidate && !held).then(|| self.order.key(state, job).behind(2 * rank + waits))
     }
 
     fn rekey(&mut self, state: &ClusterState, noted: Vec<JobId>) {

@@ -134,7 +134,8 @@ impl Hook {
     /// over, each where its node has it.
     pub(super) fn rebuild(&mut self) {
         self.keep_progress();
-        (self.kinds, self.users, self.gpu_types) = Default::default();
+        (self.kinds, self.gpu_types) = Default::default();
+        let users = std::mem::take(&mut self.users);
         for key in self.solos.keys() {
             self.gpu_types.number(key.split('\n').next().unwrap_or(key));
         }
@@ -180,7 +181,13 @@ impl Hook {
         number_kinds(&mut self.kinds, &self.pairs);
         let known = self.all_known();
         // What was accepted at the start is still there.
-        if let Ok(scheduler) = scheduler_of(&self.config, &self.shared, &known) {
+        if let Ok(mut scheduler) = scheduler_of(&self.config, &self.shared, &known) {
+            // What it knows of users it knows by their numbers.
+            let number = &mut |user: UserId| {
+                let name = users.0.get(user.0 as usize);
+                UserId(self.users.number(name.map_or("", String::as_str)))
+            };
+            scheduler.inherit(&mut self.scheduler, number);
             self.scheduler = scheduler;
         }
         self.state = ClusterState::new(nodes);

@@ -1,10 +1,13 @@
 //! Whether a deadline is promised.
 
 pub mod cells;
+mod demand;
 mod leases;
+mod spot;
 mod tenants;
 
 pub use leases::Leases;
+pub use spot::{History, SpotQuota};
 pub use tenants::Tenants;
 
 use super::catalogue::Entry;
@@ -14,6 +17,7 @@ use super::{ClusterState, GpuId, Job, JobId, Tags};
 pub(crate) static ADMISSIONS: &[&Entry<dyn Admission>] = &[
     &leases::LEASES,
     &tenants::CELLS,
+    &spot::SPOT_QUOTA,
     &super::sizer::MINIMUM_SHARE_ADMISSION,
 ];
 
@@ -84,6 +88,25 @@ pub trait Admission: Send {
     fn places(&self) -> bool {
         false
     }
+    /// It stops jobs in favour of others, whatever they are promised: only the walk of a preemptive
+    /// order does that.
+    fn evicts(&self) -> bool {
+        false
+    }
+    /// A waiting job may not start now, whatever is free; as of the last [`Self::refresh`].
+    fn holds(&self, _job: &Job) -> bool {
+        false
+    }
+    /// When a job that is held back may start although nothing happened.
+    fn asks_again_s(&self) -> Option<f64> {
+        None
+    }
+    /// What it has learnt, taken out of it, for one that is made anew.
+    fn history(&mut self) -> Option<History> {
+        None
+    }
+    /// Goes on with what another had learnt.
+    fn remember(&mut self, _history: History) {}
     /// The GPUs that a job is bound to: it runs there or not at all.
     fn gpus(&self, _job: JobId) -> Option<&[GpuId]> {
         None
