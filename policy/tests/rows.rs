@@ -1,5 +1,6 @@
 //! The figures of `examples/rows`, held to their limits. The example prints them for more seeds.
 
+#[allow(dead_code, reason = "the example prints the figures")]
 #[path = "../examples/rows/rows.rs"]
 mod rows;
 

@@ -9,7 +9,7 @@ mod rows;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use rows::{Limit, SYSTEMS, Spec, Verdict, data};
+use rows::{SYSTEMS, Spec, Verdict, data};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -44,19 +44,16 @@ fn main() -> ExitCode {
         for row in system.rows {
             let value = figures[row.name];
             let verdict = row.verdict(value);
+            let said = row.limit.said(row.bound(), verdict);
             println!(
-                "{:44} {value:>12.3} {:12} {:32} published: {}",
-                row.name,
-                row.unit,
-                said(row, verdict),
-                row.published
+                "{:44} {value:>12.3} {:12} {said:32} published: {}",
+                row.name, row.unit, row.published
             );
             if let Some(miss) = row.known_miss {
                 println!("{:44} {}", "", miss.why);
             }
             if verdict.fails() {
-                let what = said(row, verdict);
-                failed.push(format!("{}: {value:.4} is {what}", row.name));
+                failed.push(format!("{}: {value:.4} is {said}", row.name));
             }
             metrics.push(metric(row, value, verdict));
         }
@@ -76,31 +73,8 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(!failed.is_empty()))
 }
 
-/// The limit, whether it is kept, and what is known of that.
-fn said(row: &Spec, verdict: Verdict) -> String {
-    let limit = row.limit;
-    let miss = row.known_miss;
-    match verdict {
-        Verdict::Reported => "-".to_owned(),
-        Verdict::Holds => limit.to_string(),
-        Verdict::Missed => format!("NOT {limit}"),
-        Verdict::KnownMiss => format!("NOT {limit}: known"),
-        Verdict::Worse => {
-            let bound = miss.map_or(f64::NAN, |miss| miss.bound);
-            format!("NOT {limit}, and WORSE than is known: {bound} at worst")
-        }
-        Verdict::MissGone => {
-            format!("{limit}: the known MISS IS GONE, take it out of the row")
-        }
-    }
-}
-
 fn metric(row: &Spec, value: f64, verdict: Verdict) -> Value {
-    let (budget, at_least) = match row.limit {
-        Limit::Reported => (None, false),
-        Limit::AtMost(most) => (Some(most), false),
-        Limit::AtLeast(least) => (Some(least), true),
-    };
+    let (budget, at_least) = row.limit.budget();
     let known = row
         .known_miss
         .map(|miss| json!({"measured": miss.measured, "bound": miss.bound, "why": miss.why}));

@@ -2,7 +2,6 @@
 //! and what was published.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use cluster::report::Report;
@@ -24,6 +23,8 @@ pub mod gfs;
 pub mod heterog;
 #[path = "hived.rs"]
 pub mod hived;
+#[path = "../../../policy/examples/rows/limits.rs"]
+mod limits;
 #[path = "lucid.rs"]
 pub mod lucid;
 #[path = "mlfs.rs"]
@@ -37,14 +38,7 @@ pub mod swayam;
 #[path = "themis.rs"]
 pub mod themis;
 
-/// What a figure may be.
-#[derive(Clone, Copy)]
-pub enum Limit {
-    /// It is printed, and nothing is asked of it.
-    Reported,
-    AtMost(f64),
-    AtLeast(f64),
-}
+pub use limits::{Limit, Verdict};
 
 /// Why a figure misses its limit, and how far it may.
 #[derive(Clone, Copy, Debug)]
@@ -54,21 +48,6 @@ pub struct KnownMiss {
     /// What it may not be worse than.
     pub bound: f64,
     pub why: &'static str,
-}
-
-/// What is to be said of a figure.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
-    /// Nothing is asked of it.
-    Reported,
-    Holds,
-    /// It misses its limit, which is known, and is no worse than it was.
-    KnownMiss,
-    Missed,
-    /// It misses its limit by more than is known.
-    Worse,
-    /// It is said to miss its limit and does not: the row is to be changed.
-    MissGone,
 }
 
 /// A figure that there is.
@@ -178,36 +157,6 @@ pub fn rounds(round_s: f64) -> Config {
     }
 }
 
-impl Limit {
-    /// What keeps it; a figure that is no number keeps none.
-    fn holds(self, value: f64) -> bool {
-        match self {
-            Self::Reported => true,
-            Self::AtMost(most) => value <= most,
-            Self::AtLeast(least) => value >= least,
-        }
-    }
-
-    /// The same kind of limit, elsewhere.
-    fn moved(self, to: f64) -> Self {
-        match self {
-            Self::Reported => Self::Reported,
-            Self::AtMost(_) => Self::AtMost(to),
-            Self::AtLeast(_) => Self::AtLeast(to),
-        }
-    }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Reported => f.write_str("-"),
-            Self::AtMost(most) => write!(f, "<= {most}"),
-            Self::AtLeast(least) => write!(f, ">= {least}"),
-        }
-    }
-}
-
 impl Spec {
     /// The same row, whose limit is known to be missed.
     pub const fn missed(self, measured: f64, bound: f64, why: &'static str) -> Self {
@@ -219,33 +168,13 @@ impl Spec {
         Self { known_miss, ..self }
     }
 
+    /// What a figure of this row that is known to miss its limit may not be worse than.
+    pub fn bound(&self) -> Option<f64> {
+        self.known_miss.map(|miss| miss.bound)
+    }
+
     pub fn verdict(&self, value: f64) -> Verdict {
-        let kept = self.limit.holds(value);
-        match (self.limit, self.known_miss) {
-            (Limit::Reported, _) => Verdict::Reported,
-            (_, None) if kept => Verdict::Holds,
-            (_, None) => Verdict::Missed,
-            (_, Some(_)) if kept => Verdict::MissGone,
-            (limit, Some(miss)) if limit.moved(miss.bound).holds(value) => Verdict::KnownMiss,
-            (_, Some(_)) => Verdict::Worse,
-        }
-    }
-}
-
-impl Verdict {
-    pub fn fails(self) -> bool {
-        matches!(self, Self::Missed | Self::Worse | Self::MissGone)
-    }
-
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Reported => "reported",
-            Self::Holds => "holds",
-            Self::KnownMiss => "known_miss",
-            Self::Missed => "missed",
-            Self::Worse => "worse",
-            Self::MissGone => "miss_gone",
-        }
+        self.limit.verdict(self.bound(), value)
     }
 }
 

@@ -7,7 +7,7 @@ mod rows;
 use std::ops::RangeInclusive;
 use std::process::ExitCode;
 
-use rows::{Limit, Row};
+use rows::Row;
 
 /// Those by which Karuna's margin was chosen.
 const KARUNA_SEEDS: RangeInclusive<u64> = 1..=288;
@@ -72,17 +72,15 @@ fn main() -> ExitCode {
 }
 
 fn as_json(row: &Row) -> String {
-    let (budget, at_least) = match row.limit {
-        Limit::Reported => ("null".to_owned(), false),
-        Limit::AtMost(most) => (most.to_string(), false),
-        Limit::AtLeast(least) => (least.to_string(), true),
-    };
-    let known = row
-        .known_miss
-        .map_or("null".to_owned(), |bound| bound.to_string());
+    let number = |value: Option<f64>| value.map_or("null".to_owned(), |value| value.to_string());
+    let (budget, at_least) = row.limit.budget();
+    let (budget, known) = (number(budget), number(row.known_miss));
     format!(
         "{{\"name\": \"{}\", \"value\": {:.4}, \"unit\": \"{}\", \"baseline\": null, \"ratio\": null, \
-         \"budget\": {budget}, \"at_least\": {at_least}, \"known_miss\": {known}}}",
-        row.name, row.value, row.unit
+         \"budget\": {budget}, \"at_least\": {at_least}, \"known_miss\": {known}, \"verdict\": \"{}\"}}",
+        row.name,
+        row.value,
+        row.unit,
+        row.word()
     )
 }

@@ -9,8 +9,13 @@ pub mod draw;
 pub mod fairness;
 #[path = "karuna.rs"]
 pub mod karuna;
+#[path = "limits.rs"]
+mod limits;
 #[path = "salus.rs"]
 pub mod salus;
+
+pub use limits::Limit;
+use limits::Verdict;
 
 /// A figure and what it has to be.
 pub struct Row {
@@ -20,33 +25,6 @@ pub struct Row {
     pub limit: Limit,
     /// It misses its limit, and may not be worse than this.
     pub known_miss: Option<f64>,
-}
-
-#[derive(Clone, Copy)]
-pub enum Limit {
-    /// It is printed, and nothing is asked of it.
-    Reported,
-    AtMost(f64),
-    AtLeast(f64),
-}
-
-impl Limit {
-    /// What keeps it; a figure that is no number keeps none.
-    fn keeps(self, value: f64) -> bool {
-        match self {
-            Self::Reported => true,
-            Self::AtMost(most) => value <= most,
-            Self::AtLeast(least) => value >= least,
-        }
-    }
-
-    fn moved(self, to: f64) -> Self {
-        match self {
-            Self::Reported => Self::Reported,
-            Self::AtMost(_) => Self::AtMost(to),
-            Self::AtLeast(_) => Self::AtLeast(to),
-        }
-    }
 }
 
 impl Row {
@@ -66,28 +44,22 @@ impl Row {
         Self { known_miss, ..self }
     }
 
-    /// The limit is kept; or it is known to be missed, still is, and by no more than is known.
-    pub fn holds(&self) -> bool {
-        let kept = self.limit.keeps(self.value);
-        match self.known_miss {
-            None => kept,
-            Some(bound) => !kept && self.limit.moved(bound).keeps(self.value),
-        }
+    fn judged(&self) -> Verdict {
+        self.limit.verdict(self.known_miss, self.value)
     }
 
+    /// The limit is kept; or it is known to be missed, still is, and by no more than is known.
+    pub fn holds(&self) -> bool {
+        !self.judged().fails()
+    }
+
+    /// In words.
     pub fn verdict(&self) -> String {
-        let limit = match self.limit {
-            Limit::Reported => return "-".to_owned(),
-            Limit::AtMost(most) => format!("<= {most}"),
-            Limit::AtLeast(least) => format!(">= {least}"),
-        };
-        let kept = self.limit.keeps(self.value);
-        match self.known_miss {
-            None if kept => limit,
-            None => format!("NOT {limit}"),
-            Some(_) if kept => format!("{limit}: MISS IS GONE"),
-            Some(bound) if self.holds() => format!("NOT {limit}: known up to {bound}"),
-            Some(bound) => format!("NOT {limit}: WORSE than {bound}"),
-        }
+        self.limit.said(self.known_miss, self.judged())
+    }
+
+    /// One word for scripts.
+    pub fn word(&self) -> &'static str {
+        self.judged().word()
     }
 }
