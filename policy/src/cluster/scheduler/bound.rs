@@ -1,9 +1,7 @@
 //! The decision of a scheduler whose admission binds jobs to GPUs.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use super::held::Held;
-use super::{ClusterState, Decision, FreeGpus, GpuId, JobId, Scheduler, Step, start, walk};
+use super::held::{Held, Places, run_there, take};
+use super::{ClusterState, Decision, FreeGpus, GpuId, JobId, Scheduler, Step, walk};
 
 impl Scheduler {
     /// Chooses the running jobs, bound ones first by their rank; places those where they are bound,
@@ -25,7 +23,7 @@ impl Scheduler {
             if skips { Step::Omit } else { Step::Stop }
         });
         let mut free = FreeGpus::all(state.nodes());
-        let mut at: BTreeMap<JobId, Vec<GpuId>> = BTreeMap::new();
+        let mut at = Places::new();
         let bound = |id: &JobId| self.admission.as_ref()?.gpus(*id);
         for id in &chosen {
             let gpus = bound(id).map(<[GpuId]>::to_vec);
@@ -36,9 +34,7 @@ impl Scheduler {
             };
             let own = self.placer.bound(*id).or(gpus);
             if let Some(gpus) = own.filter(can) {
-                for gpu in &gpus {
-                    free.take(*gpu);
-                }
+                take(&mut free, &gpus);
                 at.insert(*id, gpus);
             }
         }
@@ -47,9 +43,7 @@ impl Scheduler {
         for id in chosen.iter().filter(|id| !at.contains_key(id)) {
             match state.job(*id).run() {
                 Some(run) if run.gpus.iter().all(|gpu| free.contains(*gpu)) => {
-                    for gpu in &run.gpus {
-                        free.take(*gpu);
-                    }
+                    take(&mut free, &run.gpus);
                     stay.push((*id, run.gpus.clone()));
                 }
                 _ => come.push(*id),
@@ -63,21 +57,6 @@ impl Scheduler {
                 None => self.waits.fragmented.push(id),
             }
         }
-        let runs: BTreeSet<JobId> = at.keys().copied().collect();
-        for id in state.running().difference(&runs) {
-            batch.push(Decision::Suspend { job: *id });
-        }
-        for (id, gpus) in at {
-            let job = state.job(id);
-            match job.run() {
-                Some(run) if run.gpus == gpus => {}
-                Some(_) => batch.push(Decision::Migrate {
-                    job: id,
-                    gpus,
-                    share: 1.0,
-                }),
-                None => batch.push(start(job, gpus, 1.0)),
-            }
-        }
+        run_there(state, at, batch);
     }
 }

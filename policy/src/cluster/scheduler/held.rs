@@ -110,9 +110,7 @@ impl Held {
             return placer.place(state, free, job, gpus);
         }
         let taken = placer.place(state, &mut self.roomy(state, free, job.id), job, gpus)?;
-        taken.iter().for_each(|gpu| {
-            free.take(*gpu);
-        });
+        take(free, &taken);
         Some(taken)
     }
 
@@ -321,24 +319,7 @@ impl Scheduler {
                 self.waits.fragmented.push(*id);
             }
         }
-        let places = giving.into_places();
-        for id in state.running() {
-            if !places.contains_key(id) {
-                batch.push(Decision::Suspend { job: *id });
-            }
-        }
-        for (id, gpus) in places {
-            let job = state.job(id);
-            match job.run() {
-                Some(run) if run.gpus == gpus => {}
-                Some(_) => batch.push(Decision::Migrate {
-                    job: id,
-                    gpus,
-                    share: 1.0,
-                }),
-                None => batch.push(start(job, gpus, 1.0)),
-            }
-        }
+        run_there(state, giving.into_places(), batch);
     }
 
     /// All candidates.
@@ -383,6 +364,27 @@ impl Scheduler {
     }
 }
 
+/// Has these jobs run on all of their GPUs, and no others run.
+pub(super) fn run_there(state: &ClusterState, places: Places, batch: &mut Vec<Decision>) {
+    for id in state.running() {
+        if !places.contains_key(id) {
+            batch.push(Decision::Suspend { job: *id });
+        }
+    }
+    for (id, gpus) in places {
+        let job = state.job(id);
+        match job.run() {
+            Some(run) if run.gpus == gpus => {}
+            Some(_) => batch.push(Decision::Migrate {
+                job: id,
+                gpus,
+                share: 1.0,
+            }),
+            None => batch.push(start(job, gpus, 1.0)),
+        }
+    }
+}
+
 /// GPUs that somebody has once a batch is done.
 fn used_after(state: &ClusterState, batch: &[Decision]) -> BTreeSet<GpuId> {
     let goes = |decision: &&Decision| !matches!(decision, Decision::Reshare { .. });
@@ -405,7 +407,7 @@ pub fn keep_where_nobody_comes(state: &ClusterState, batch: &mut Vec<Decision>) 
     });
 }
 
-fn take(free: &mut FreeGpus, gpus: &[GpuId]) {
+pub(super) fn take(free: &mut FreeGpus, gpus: &[GpuId]) {
     for gpu in gpus {
         free.take(*gpu);
     }

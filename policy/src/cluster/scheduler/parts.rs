@@ -33,7 +33,7 @@ pub(super) struct Parts<'a> {
     /// Memory of jobs that stay where they are, and hold it when they are stopped, too.
     held: &'a Held,
     /// Those that have been given a part.
-    given: Vec<JobId>,
+    given: BTreeSet<JobId>,
     /// GPUs on which such jobs are, with what those that run asked for, and nobody has been given a
     /// part yet.
     later: BTreeMap<GpuId, f64>,
@@ -63,7 +63,7 @@ impl<'a> Parts<'a> {
             open: Vec::new(),
             by_gpu: BTreeMap::new(),
             held,
-            given: Vec::new(),
+            given: BTreeSet::new(),
             later,
         }
     }
@@ -165,7 +165,7 @@ impl<'a> Parts<'a> {
             bytes: part.bytes,
             jobs: vec![id],
         });
-        self.given.push(id);
+        self.given.insert(id);
         if let Some(gpu) = gpu {
             self.by_gpu.insert(gpu, at);
             self.later.remove(&gpu);
@@ -175,7 +175,7 @@ impl<'a> Parts<'a> {
 
     fn put(&mut self, at: usize, id: JobId, part: &Part) {
         let runs_on = |id: JobId| self.state.job(id).run().and_then(|run| run.gpus.first());
-        self.given.push(id);
+        self.given.insert(id);
         let one = &mut self.open[at];
         one.share += part.share;
         one.bytes = one.bytes.saturating_add(part.bytes);
@@ -208,7 +208,7 @@ impl<'a> Parts<'a> {
     /// The one that was opened last, for this job, is no GPU.
     pub(super) fn close(&mut self, id: JobId) {
         self.open.pop();
-        self.given.retain(|given| *given != id);
+        self.given.remove(&id);
     }
 
     /// Divided GPUs that are known, each with the job that has it of its own.
