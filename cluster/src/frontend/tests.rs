@@ -25,6 +25,22 @@ struct Fake {
 }
 
 impl Fake {
+    /// Answers connections of which `which` is true once the sender is dropped, others at once.
+    fn holding(
+        which: impl Fn(u32) -> bool + Send + Sync + 'static,
+    ) -> (Self, std::sync::mpsc::Sender<()>) {
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let held = Mutex::new(held);
+        let fake = Self::start(move |number, mut stream| {
+            request(&mut stream);
+            if which(number) {
+                let _ = held.lock().recv_timeout(PATIENCE);
+            }
+            let _ = stream.write_all(OK.as_bytes());
+        });
+        (fake, release)
+    }
+
     /// Each connection is given to `each`, with its number from 0, on a thread of its own.
     fn start(each: impl Fn(u32, TcpStream) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -468,15 +484,7 @@ fn an_answer_that_breaks_off_ends_broken() {
 
 #[test]
 fn a_client_that_leaves_has_asked_for_nothing() {
-    let (release, held) = std::sync::mpsc::channel::<()>();
-    let held = Mutex::new(held);
-    let fake = Fake::start(move |number, mut stream| {
-        request(&mut stream);
-        if number == 0 {
-            let _ = held.lock().recv_timeout(PATIENCE);
-        }
-        let _ = stream.write_all(OK.as_bytes());
-    });
+    let (fake, release) = Fake::holding(|number| number == 0);
     let live = Live::start(&[&fake.address], |_| {});
     let mut first = live.connect();
     first
@@ -527,13 +535,7 @@ fn requests_that_waited_too_long_are_pruned() {
 
 #[test]
 fn what_is_under_way_at_the_end_is_answered() {
-    let (release, held) = std::sync::mpsc::channel::<()>();
-    let held = Mutex::new(held);
-    let fake = Fake::start(move |_, mut stream| {
-        request(&mut stream);
-        let _ = held.lock().recv_timeout(PATIENCE);
-        let _ = stream.write_all(OK.as_bytes());
-    });
+    let (fake, release) = Fake::holding(|_| true);
     let live = Live::start(&[&fake.address], |_| {});
     let mut idle = live.connect();
     let mut asked = live.connect();

@@ -31,13 +31,7 @@ fn bodies_that_do_not_come_give_way() {
 
 #[test]
 fn who_finds_no_place_hears_so() {
-    let (release, held) = std::sync::mpsc::channel::<()>();
-    let held = Mutex::new(held);
-    let fake = Fake::start(move |_, mut stream| {
-        request(&mut stream);
-        let _ = held.lock().recv_timeout(PATIENCE);
-        let _ = stream.write_all(OK.as_bytes());
-    });
+    let (fake, release) = Fake::holding(|_| true);
     let live = Live::start(&[&fake.address], |options| options.connections = 2);
     let ask = || {
         let mut stream = live.connect();
