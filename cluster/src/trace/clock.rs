@@ -1,7 +1,13 @@
 //! Times of a trace: seconds, or calendar times with or without a zone, never a mixture.
 
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+
 /// More than any trace spans: 100 years, in seconds.
 pub(super) const LONGEST_S: f64 = 3.2e9;
+/// The year 2200, in seconds since 1970.
+const LATEST_S: f64 = 7_258_118_400.0;
 
 /// How a file writes its times. The first time decides: between two ways to write them nothing
 /// says how far apart they are.
@@ -66,76 +72,26 @@ fn parse(text: &str) -> Result<(f64, Kind), &'static str> {
             }
         };
     }
-    let (date, rest) = text.split_once([' ', 'T']).ok_or(EXPECTED)?;
-    let [year, month, day] = numbers(date, '-').ok_or(EXPECTED)?;
-    // What follows the last digit of the time of day is the zone.
-    let end = rest.find(['+', '-', 'Z']).unwrap_or(rest.len());
-    let (time, zone) = rest.split_at(end);
-    let [hour, minute, second] = numbers(time, ':')
-        .ok_or("a time such as 2017-10-09 07:01:55, its zone as +08:00 or Z if any, is expected")?;
-    let real = (1970..=2200).contains(&year)
-        && (1..=days_of(year, month)).contains(&day)
-        && hour < 24
-        && minute < 60
-        && second <= 60;
-    if !real {
-        return Err("a day between 1970 and 2200 and a time that there is are expected");
-    }
-    let local = days_since_1970(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second;
-    match zone {
-        "" => Ok((local as f64, Kind::Local)),
-        zone => Ok(((local - offset_s(zone)?) as f64, Kind::Zoned)),
-    }
-}
-
-/// Three whole numbers with this between them.
-fn numbers(text: &str, between: char) -> Option<[i64; 3]> {
-    let mut parts = text.split(between).map(|part| {
-        let digits = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-        digits.then(|| part.parse::<i64>().ok()).flatten()
-    });
-    let three = [parts.next()??, parts.next()??, parts.next()??];
-    parts.next().is_none().then_some(three)
-}
-
-/// How far a zone is before UTC, in seconds.
-fn offset_s(zone: &str) -> Result<i64, &'static str> {
-    const EXPECTED: &str = "a zone such as +08:00 or Z is expected after the time";
-    if zone == "Z" {
-        return Ok(0);
-    }
-    let (sign, rest) = zone.split_at(1);
-    let digits = rest.replace(':', "");
-    let number = match digits.len() {
-        4 if digits.bytes().all(|byte| byte.is_ascii_digit()) => digits.parse::<i64>().ok(),
-        _ => None,
-    };
-    let (hours, minutes) = number.map(|n| (n / 100, n % 100)).ok_or(EXPECTED)?;
-    if hours > 14 || minutes >= 60 {
+    // A date alone would be a time as well.
+    if !text.contains(':') {
         return Err(EXPECTED);
     }
-    let seconds = hours * 3600 + minutes * 60;
-    Ok(if sign == "-" { -seconds } else { seconds })
-}
-
-fn days_of(year: i64, month: i64) -> i64 {
-    match month {
-        2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
-        2 => 28,
-        4 | 6 | 9 | 11 => 30,
-        1..=12 => 31,
-        _ => 0,
+    let (timestamp, kind) = match text.parse::<Timestamp>() {
+        Ok(timestamp) => (timestamp, Kind::Zoned),
+        Err(_) => {
+            let local = text.parse::<DateTime>().map_err(|_| {
+                "a time that there is, such as 2017-10-09 07:01:55, its zone as +08:00 or Z if any, \
+                 is expected"
+            })?;
+            let as_utc = TimeZone::UTC.to_timestamp(local).map_err(|_| EXPECTED)?;
+            (as_utc, Kind::Local)
+        }
+    };
+    let seconds = timestamp.as_duration().as_secs_f64();
+    match (0.0..LATEST_S).contains(&seconds) {
+        true => Ok((seconds, kind)),
+        false => Err("a day between 1970 and 2200 is expected"),
     }
-}
-
-/// Days since 1970-01-01 of a Gregorian date (H. Hinnant, "chrono-compatible low-level date
-/// algorithms").
-fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
-    let year = year - i64::from(month <= 2);
-    let era = year.div_euclid(400);
-    let of_era = year.rem_euclid(400);
-    let of_year = (153 * (month + if month > 2 { -3 } else { 9 }) + 2) / 5 + day - 1;
-    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
 }
 
 #[cfg(test)]
