@@ -39,9 +39,14 @@ impl Change {
     }
 }
 
+/// So many users are known. The one that has asked for nothing for longest goes first.
+const USERS: usize = 1024;
+
 /// Of one user.
 #[derive(Clone, Debug)]
 struct Of {
+    /// When it asked for something last.
+    asked_s: f64,
     /// The latest demands, one a step, the newest last.
     latest: VecDeque<f64>,
     /// By step of the horizon: at each hour of the day, and at any.
@@ -51,6 +56,7 @@ struct Of {
 impl Of {
     fn new() -> Self {
         Self {
+            asked_s: f64::NEG_INFINITY,
             latest: VecDeque::with_capacity(STEPS + 1),
             changes: vec![Default::default(); STEPS],
         }
@@ -140,10 +146,28 @@ impl Demand {
                 of.add(before, at_s, self.step_s);
             }
             let now = demand.get(user).copied().unwrap_or(0.0);
+            if now > 0.0 {
+                of.asked_s = now_s;
+            }
             of.add(now, due_s + passed * self.step_s, self.step_s);
         }
+        self.forget(now_s);
         self.next_s = Some(due_s + (passed + 1.0) * self.step_s);
         true
+    }
+
+    /// Forgets users beyond [`USERS`], of those that ask for nothing now.
+    fn forget(&mut self, now_s: f64) {
+        let beyond = self.users.len().saturating_sub(USERS);
+        if beyond == 0 {
+            return;
+        }
+        let idle = self.users.iter().filter(|(_, of)| of.asked_s < now_s);
+        let mut idle: Vec<(f64, UserId)> = idle.map(|(user, of)| (of.asked_s, *user)).collect();
+        idle.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        for (_, user) in idle.into_iter().take(beyond) {
+            self.users.remove(&user);
+        }
     }
 
     /// The most of the steps to come that does with this probability.
@@ -233,6 +257,19 @@ mod tests {
         assert!(wild > 8.0 * calm, "{calm} {wild}");
         // Two halves that vary by themselves vary less than one whole.
         assert!(two < 0.85 * wild && two > 0.5 * wild, "{two} {wild}");
+    }
+
+    #[test]
+    fn users_beyond_the_bound_are_forgotten_the_longest_idle_first() {
+        let mut demand = Demand::new(300.0);
+        let many = USERS as u32 + 76;
+        for user in 0..many {
+            let one = BTreeMap::from([(UserId(0), 1.0), (UserId(user), 1.0)]);
+            demand.sample(f64::from(user) * 300.0, &one);
+        }
+        assert_eq!(demand.users.len(), USERS);
+        let there = |user: u32| demand.users.contains_key(&UserId(user));
+        assert!(there(0) && there(many - 1) && !there(1) && !there(76) && there(77));
     }
 
     #[test]
