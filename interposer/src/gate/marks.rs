@@ -47,6 +47,8 @@ const LEAST_BUDGET_NS: u64 = 2_000;
 const MARKS_PER_SAMPLE: u32 = 8;
 /// Time per mark where nothing bounds what is in flight.
 const UNBOUND_NS: u64 = 1_000_000;
+/// How often that is doubled, at most, where the device is behind.
+const MOST_DOUBLED: u64 = 5;
 /// TIMEOUT: 50 ms is longer than any kernel that a bounded queue is meant for; a longer one lets a
 /// submission more pass.
 const PATIENCE_NS: u64 = 50_000_000;
@@ -274,7 +276,7 @@ fn allow(thread: &Thread, attached: &Attached, index: usize) {
     let rate = slots::rate(index);
     let ns = match window_us(thread, attached) {
         1.. if !rate.is_known() => FIRST_BUDGET_NS,
-        _ => rate.weight_of(aim_ns(thread, attached)),
+        _ => rate.weight_of(aim_ns(thread, attached, index)),
     };
     let most_ns = MOST_CREDIT as u64; // CAST: not negative.
     let ns = ns.clamp(LEAST_BUDGET_NS, most_ns);
@@ -549,7 +551,8 @@ pub(crate) fn settle(thread: &Thread, attached: &'static Attached, solo: Option<
         bound(thread, attached, [index].into_iter());
         // It may be known by now how fast the stream gets on.
         if own(thread) == Some(index)
-            && slots::at(index).allowance_ns.load(Ordering::Relaxed) == FIRST_BUDGET_NS
+            && (window_us(thread, attached) == 0
+                || slots::at(index).allowance_ns.load(Ordering::Relaxed) == FIRST_BUDGET_NS)
         {
             allow(thread, attached, index);
         }
@@ -749,20 +752,21 @@ fn adopt(attached: &Attached, index: usize, word: &'static StreamSlot) {
 /// Sets the weight of a batch: what its streams do together in the time that is aimed at. A single
 /// one is marked earlier, when it has its part of that (`allowance_ns` of its slot).
 ///
-/// Budgets grow only while the device keeps up: looks are rare where they are large, and a kernel
-/// may take what its grid does not tell.
+/// Where what is in flight is bounded, budgets grow only while the device keeps up: looks are rare
+/// where they are large, and a kernel may take what its grid does not tell.
 fn adapt(thread: &Thread, attached: &Attached) {
     let Some((index, slot)) = current(thread, attached) else {
         return;
     };
     // Whether the device has passed every mark before the last one: it keeps up with the program.
     let keeps_up = slot.issued().wrapping_sub(slot.done()) <= 1;
-    let aim_ns = aim_ns(thread, attached);
+    let grows = keeps_up || window_us(thread, attached) == 0;
+    let aim_ns = aim_ns(thread, attached, index);
     let others = batch(thread).filter(|other| *other != index);
     let streams = others.chain([index]).map(|at| slots::rate(at));
     let weight_ns = StreamRate::weight_together(streams, aim_ns);
     let before_ns = thread.budget_ns.get().max(LEAST_BUDGET_NS);
-    let most_ns = if keeps_up { before_ns * 2 } else { before_ns };
+    let most_ns = if grows { before_ns * 2 } else { before_ns };
     thread
         .budget_ns
         .set(weight_ns.clamp(LEAST_BUDGET_NS, most_ns.min(UNBOUND_NS * 1024)));
@@ -770,10 +774,21 @@ fn adapt(thread: &Thread, attached: &Attached) {
 
 /// Time between two marks of a stream: an eighth of the window, few enough to cost nothing, often
 /// enough to bound what is in flight. Where many streams have work in flight their batches share
-/// the window. Where there is none the marks of many streams are as many as those of eight.
-fn aim_ns(thread: &Thread, attached: &Attached) -> u64 {
+/// the window.
+///
+/// Where there is none the marks of many streams are as many as those of eight, and the next mark
+/// of a stream comes twice as late for each that the device has yet to pass. Otherwise a device
+/// that is busy with marks stays so: what one of many streams does looks the longer, the more of
+/// them are in flight, and what looks long is marked more often.
+fn aim_ns(thread: &Thread, attached: &Attached, index: usize) -> u64 {
     match u64::from(window_us(thread, attached)) * 125 {
-        0 => UNBOUND_NS * u64::from(thread.last_streams.get() / 8).max(1),
+        0 => {
+            let streams = thread.streams.get().max(thread.last_streams.get());
+            let word = attached.end.client.stream(index);
+            let behind = word.map_or(0, |word| word.issued().saturating_sub(word.done()));
+            let doubled = behind.saturating_sub(1).min(MOST_DOUBLED);
+            (UNBOUND_NS * u64::from(streams / 8).max(1)) << doubled
+        }
         eighth_ns => eighth_ns / u64::from(thread.crowd.get() / 8).max(1),
     }
 }
