@@ -4,6 +4,7 @@
 mod api_flags;
 mod arbiter_command;
 mod args;
+mod as_begun;
 mod cdi;
 mod cluster_command;
 mod config;

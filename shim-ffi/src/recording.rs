@@ -16,7 +16,7 @@ use core::sync::atomic::{
 };
 
 /// First word of a ring; its last character is the version of the layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"record 1");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"record 2");
 /// Names the file of the ring; unset: nothing is recorded.
 pub const VARIABLE: &core::ffi::CStr = c"SUBLET_RECORD";
 /// Slots of a ring.
@@ -184,8 +184,8 @@ pub struct Raw {
     pub device_plus_one: u8,
     /// Number of the process, from 1 on.
     pub process: u16,
-    /// Number of the thread in the whole ring, from 1 on.
-    pub thread: u16,
+    /// Number of the thread in the whole ring, from 1 on. No number is used twice.
+    pub thread: u32,
     /// Counts the calls of all processes when they begin; 0: of no call.
     pub order: u64,
     /// When the call began, `CLOCK_MONOTONIC`.
@@ -208,7 +208,8 @@ struct Slot {
     gap_ns: AtomicU64,
     took_ns: AtomicU64,
     words: [AtomicU64; WORDS],
-    padding: [u64; 2],
+    thread: AtomicU64,
+    padding: u64,
 }
 
 #[repr(C, align(128))]
@@ -276,8 +277,11 @@ impl Ring {
     }
 
     /// A number for one more thread, from 1 on; `None`: there are too many.
-    pub fn next_thread(&self) -> Option<u16> {
-        u16::try_from(self.threads.fetch_add(1, Relaxed).saturating_add(1)).ok()
+    pub fn next_thread(&self) -> Option<u32> {
+        // A number is taken once for each thread that calls: four thousand million of them.
+        let next = |threads: u32| threads.checked_add(1);
+        let before = self.threads.fetch_update(Relaxed, Relaxed, next).ok()?;
+        next(before)
     }
 
     /// The order of a call that begins, from 1 on.
@@ -320,13 +324,13 @@ impl Ring {
         let first = u64::from(raw.kind)
             | u64::from(raw.flags) << 16
             | u64::from(raw.device_plus_one) << 24
-            | u64::from(raw.process) << 32
-            | u64::from(raw.thread) << 48;
+            | u64::from(raw.process) << 32;
         slot.head.store(first, Relaxed);
         slot.order.store(raw.order, Relaxed);
         slot.at_ns.store(raw.at_ns, Relaxed);
         slot.gap_ns.store(raw.gap_ns, Relaxed);
         slot.took_ns.store(raw.took_ns, Relaxed);
+        slot.thread.store(u64::from(raw.thread), Relaxed);
         for (word, value) in slot.words.iter().zip(raw.words) {
             word.store(value, Relaxed);
         }
@@ -354,7 +358,7 @@ impl Ring {
             flags: (head >> 16) as u8,
             device_plus_one: (head >> 24) as u8,
             process: (head >> 32) as u16,
-            thread: (head >> 48) as u16,
+            thread: slot.thread.load(Relaxed) as u32,
             order: slot.order.load(Relaxed),
             at_ns: slot.at_ns.load(Relaxed),
             gap_ns: slot.gap_ns.load(Relaxed),
@@ -431,7 +435,7 @@ mod tests {
             flags: flags::BLOCKS,
             device_plus_one: 3,
             process: 7,
-            thread: 65535,
+            thread: 70_000,
             order,
             at_ns: 1,
             gap_ns: 2,

@@ -466,3 +466,133 @@ fn the_recordings_of_the_repository_are_replayed() {
         );
     }
 }
+
+/// Signals of a process by `/proc`: the mask, and what it ignores.
+fn signals_of(status: &str) -> (u64, u64) {
+    let set = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let digits = line.unwrap_or_else(|| panic!("{name} in {status}")).trim();
+        u64::from_str_radix(digits, 16).expect("a set")
+    };
+    (set("SigBlk:"), set("SigIgn:"))
+}
+
+/// Has a command begin with these signals blocked and ignored, and no other.
+fn with_signals(command: &mut Command, blocked: &'static [Signal], ignored: &'static [Signal]) {
+    use std::os::unix::process::CommandExt as _;
+
+    use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, pthread_sigmask, signal};
+    // SAFETY: runs in the child before its program; `signal` and `pthread_sigmask` are
+    // async-signal-safe, and nothing is allocated.
+    unsafe {
+        command.pre_exec(move || {
+            for one in [
+                Signal::SIGPIPE,
+                Signal::SIGCHLD,
+                Signal::SIGXFSZ,
+                Signal::SIGHUP,
+            ] {
+                let handler = match ignored.contains(&one) {
+                    true => SigHandler::SigIgn,
+                    false => SigHandler::SigDfl,
+                };
+                signal(one, handler)?;
+            }
+            let mask: SigSet = blocked.iter().copied().collect();
+            pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&mask), None)?;
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a_command_finds_signals_limits_and_descriptors_as_its_caller_left_them() {
+    let sandbox = Sandbox::new();
+    let look = "cat /proc/self/status; echo; cat /proc/self/limits; ls /proc/self/fd | wc -l";
+    let record = ["record", "--sim", "-o", "a.slr", "--", "sh", "-c", look];
+    let run = ["run", "--sim", "--", "sh", "-c", look];
+    let cases: [(&[Signal], &[Signal]); 3] = [
+        (&[], &[]),
+        (&[Signal::SIGUSR1, Signal::SIGTERM], &[Signal::SIGCHLD]),
+        (
+            &[Signal::SIGINT],
+            &[Signal::SIGPIPE, Signal::SIGXFSZ, Signal::SIGHUP],
+        ),
+    ];
+    let mut alike = 0;
+    for (blocked, ignored) in cases {
+        let seen = |mut command: Command| {
+            with_signals(command.current_dir(sandbox.path("")), blocked, ignored);
+            let outcome = Outcome::of(&mut command).succeeded();
+            let (status, rest) = outcome.stdout.split_once("\n\n").expect("two parts");
+            (signals_of(status), rest.to_owned())
+        };
+        let mut alone = sandbox.command("sh");
+        alone.args(["-c", look]);
+        let alone = seen(alone);
+        for words in [record.as_slice(), run.as_slice()] {
+            let under = seen(sandbox.sublet(words));
+            assert_eq!(
+                under, alone,
+                "{words:?} with {blocked:?} blocked, {ignored:?} ignored"
+            );
+            alike += 1;
+        }
+    }
+    println!("now: {alike} of 6 commands begin as they do alone");
+}
+
+#[test]
+fn a_signal_ends_a_command_that_is_recorded() {
+    for signal in [Signal::SIGTERM, Signal::SIGHUP] {
+        let sandbox = Sandbox::new();
+        let mut command = record(&sandbox, "a.slr", &[], Path::new("sh"));
+        command.args(["-c", "echo > begun; exec sleep 600"]);
+        let running = Running::start(&mut command);
+        wait_until("the command has begun", || {
+            sandbox.path("begun").exists().then_some(())
+        });
+        running.signal(signal);
+        let outcome = running.wait();
+        println!("now: {signal} ends it with {:?}", outcome.code);
+        assert_eq!(outcome.code, Some(128 + signal as i32), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_replay_counts_the_device_time_of_every_launch_of_a_graph() {
+    let sandbox = Sandbox::new();
+    let mut command = record(
+        &sandbox,
+        "a.slr",
+        &[],
+        &Artefacts::get().program("graph_loop"),
+    );
+    command.args(["--requests", "40", "--nodes", "3", "--pause-us", "0"]);
+    Outcome::of(&mut command).succeeded();
+    let recorded_s = show(&sandbox, "a.slr")["recorded"]["device_s"].as_f64();
+    let recorded_s = recorded_s.expect("a time");
+    let played = Outcome::of(&mut replay(&sandbox, "a.slr", &["--sim", "--json"])).succeeded();
+    // CAST: nanoseconds of a second or so.
+    let played_s = played.json()["device_ns"].as_u64().expect("a time") as f64 / 1e9;
+    println!("now: {played_s:.4} s of device time for {recorded_s:.4} s recorded");
+    assert!(
+        (played_s / recorded_s - 1.0).abs() < 0.02,
+        "{played_s} for {recorded_s}"
+    );
+}
+
+#[test]
+fn a_recording_is_not_written_to_a_pipe() {
+    let sandbox = Sandbox::new();
+    let mode = nix::sys::stat::Mode::S_IRWXU;
+    nix::unistd::mkfifo(&sandbox.path("pipe"), mode).expect("a pipe");
+    let outcome = Outcome::of(&mut record(&sandbox, "pipe", &[], Path::new("true")));
+    println!(
+        "now: exit code {:?}: {}",
+        outcome.code,
+        outcome.stderr.trim()
+    );
+    assert_eq!(outcome.code, Some(125), "{outcome:?}");
+    assert!(outcome.stderr.contains("regular file"), "{outcome:?}");
+}

@@ -23,7 +23,7 @@ use nix::libc;
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork, pipe2, setsid};
 
-use crate::file_limit::FileLimit;
+use crate::{as_begun, file_limit};
 
 /// Has the experiment's own word in everything that it starts.
 pub const VARIABLE: &str = "SUBLET_INTERFERE";
@@ -37,8 +37,6 @@ pub struct Guardian {
     process: Pid,
     /// Closed by the kernel when this process ends.
     alive: Option<OwnedFd>,
-    /// This process writes a store, its jobs do not.
-    file_limit: FileLimit,
 }
 
 impl Guardian {
@@ -53,7 +51,8 @@ impl Guardian {
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
         let word = format!("{}-{name}", std::process::id());
         let (ended, alive) = pipe2(OFlag::O_CLOEXEC).context("cannot make a pipe")?;
-        let file_limit = FileLimit::is_an_error();
+        // This process writes a store, its jobs do not.
+        file_limit::is_an_error();
         // SAFETY: this process has one thread; and the C library keeps its allocator usable in a
         // forked child.
         match unsafe { fork() }.context("cannot start the guardian")? {
@@ -62,7 +61,6 @@ impl Guardian {
                 dir,
                 process: child,
                 alive: Some(alive),
-                file_limit,
             }),
             ForkResult::Child => {
                 drop(alive);
@@ -88,7 +86,7 @@ impl Guardian {
     pub fn adopt(&self, command: &mut Command) {
         let parent = std::process::id();
         command.env(VARIABLE, &self.word).process_group(0);
-        self.file_limit.not_for(command);
+        as_begun::give_to(command);
         // SAFETY: prctl, getppid and _exit are async-signal-safe, and nothing is allocated.
         unsafe {
             command.pre_exec(move || {

@@ -6,10 +6,12 @@
 
 pub mod numbers;
 mod ring;
+mod threads;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
@@ -24,12 +26,12 @@ use shim_ffi::recording::{Ring, VARIABLE, stopped};
 
 use crate::args::RecordJob;
 use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result};
-use crate::file_limit::FileLimit;
 use crate::recording::{End, Provenance, Reason, Writer};
 use crate::run::command::{self, CommandError};
 use crate::run::driver::{self, Driver, Wish};
 use crate::run::environment;
 use crate::run::install::Install;
+use crate::{as_begun, file_limit};
 use numbers::Numbers;
 use ring::OwnRing;
 
@@ -67,10 +69,10 @@ pub fn record(args: &RecordJob) -> Result<u8> {
     if let Some(reason) = command::out_of_reach(&program) {
         bail_out(&format!("{reason}, so its calls cannot be recorded"))?;
     }
-    let file_limit = FileLimit::is_an_error();
+    file_limit::is_an_error();
     let own = OwnRing::new().context("cannot get memory for the recording")?;
-    let signals = Signals::take()?;
     let file = create(&args.output)?;
+    let signals = Signals::take()?;
     let provenance = Provenance {
         sublet: env!("CARGO_PKG_VERSION").to_owned(),
         command: name_of(&program),
@@ -81,7 +83,7 @@ pub fn record(args: &RecordJob) -> Result<u8> {
     let writer = Writer::begin(file, args.max_size, &provenance)
         .with_context(|| format!("cannot write {}", args.output.display()))?;
     let began_ns = now_ns();
-    let child = start(args, &program, &driver, &install, &own, file_limit)?;
+    let child = start(args, &program, &driver, &install, &own)?;
     if driver
         .simulated
         .is_some_and(|why| why == driver::Simulated::NoDriver)
@@ -104,7 +106,8 @@ fn bail_out(message: &str) -> anyhow::Result<()> {
     bail!("{message}")
 }
 
-fn now_ns() -> u64 {
+/// `CLOCK_MONOTONIC`, ns.
+pub fn now_ns() -> u64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
     now.map_or(0, |now| {
         // CAST: the monotonic clock is not negative.
@@ -119,15 +122,23 @@ fn name_of(program: &Path) -> String {
 }
 
 fn create(path: &Path) -> anyhow::Result<File> {
+    let shown = path.display();
     if path.file_name().is_none() || path.is_dir() {
-        bail!("{} is no name of a file: write -o job.slr", path.display());
+        bail!("{shown} is no name of a file: write -o job.slr");
+    }
+    // The writer goes back in its file where a write fails, and a pipe may stand still for ever.
+    let kind = std::fs::metadata(path).map(|about| about.file_type());
+    if kind.is_ok_and(|kind| kind.is_fifo() || kind.is_socket()) {
+        bail!("{shown} is a pipe or a socket; a recording needs a regular file: write -o job.slr");
     }
     OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(true)
+        // A pipe that took the file's place since then does not hold the command up.
+        .custom_flags(nix::libc::O_NONBLOCK)
         .open(path)
-        .with_context(|| format!("cannot write {}", path.display()))
+        .with_context(|| format!("cannot write {shown}"))
 }
 
 fn start(
@@ -136,10 +147,9 @@ fn start(
     driver: &Driver,
     install: &Install,
     ring: &OwnRing,
-    file_limit: FileLimit,
 ) -> Result<Child> {
     let mut command = Command::new(program);
-    file_limit.not_for(&mut command);
+    as_begun::give_to(&mut command);
     command.arg0(&args.command[0]).args(&args.command[1..]);
     for (name, value) in environment::of_recorded(driver, install, |name| std::env::var_os(name)) {
         command.env(name, value);
@@ -156,6 +166,7 @@ struct Signals(SignalFd);
 
 impl Signals {
     fn take() -> anyhow::Result<Self> {
+        as_begun::wait_for_children();
         let mut signals = SigSet::empty();
         for signal in [
             Signal::SIGINT,
@@ -291,6 +302,12 @@ impl Drain<'_> {
         }
         let shown = path.display();
         let part = format!("{} records are in {shown}", end.records);
+        if end.lost > 0 {
+            say(&format!(
+                "{} calls are not in {shown}: a replay of it does less than the job did",
+                end.lost
+            ));
+        }
         match end.reason {
             _ if self.error.is_some() => {}
             Reason::Size => say(&format!(

@@ -8,6 +8,7 @@ use std::io;
 
 use shim_ffi::recording::{self as ring, NAME_MOST, Raw, TEXT_BYTES, Taken, Way};
 
+use super::threads::Threads;
 use crate::recording::{
     Device, FIRST_STREAM, Kind, LEGACY_STREAM, NUMBER_MOST, PER_THREAD_STREAM, Record, Writer,
     flags,
@@ -46,6 +47,7 @@ pub struct Numbers {
     physical: HashMap<Place, u32>,
     streams: HashMap<Place, u32>,
     events: HashMap<Place, u32>,
+    threads: Threads,
     next: Next,
 }
 
@@ -89,13 +91,19 @@ impl Numbers {
             flags: raw.flags & flags::BLOCKS,
             device_plus_one: raw.device_plus_one,
             process: raw.process,
-            thread: raw.thread,
             order: raw.order,
             at_ns: raw.at_ns.saturating_sub(self.began_ns),
             gap_ns: raw.gap_ns,
             took_ns: raw.took_ns,
             ..Record::of(Kind::Step)
         };
+        // What is of no call is written between the calls of a thread, and takes none of its time.
+        if raw.order != 0 && raw.thread != 0 {
+            let caller = (raw.process, raw.thread);
+            let of = &mut self.threads;
+            let assigned = of.assign(caller, record.at_ns, raw.gap_ns, raw.took_ns);
+            (record.thread, record.gap_ns) = (assigned.thread, assigned.gap_ns);
+        }
         match ring::Kind(raw.kind) {
             ring::Kind::Text => {
                 self.say(here(w[0]), w);
@@ -546,6 +554,30 @@ mod tests {
         }
         assert_eq!(written(&raws, false).names, ["secret"]);
         assert_eq!(written(&raws, true).names, ["kernel_0"]);
+    }
+
+    #[test]
+    fn a_job_with_a_thread_for_each_request_is_recorded_to_its_end() {
+        const THREADS: u32 = 70_000;
+        let mut raws = named(1, "answer").to_vec();
+        for thread in 1..=THREADS {
+            raws.push(Raw {
+                thread,
+                order: u64::from(thread),
+                at_ns: u64::from(thread) * 1000,
+                ..raw(ring::Kind::Launch, &[1, 1, 1, 32, 1])
+            });
+        }
+        let recording = written(&raws, false);
+        let launches = recording.records.iter();
+        let launches = launches.filter(|record| record.kind == Kind::Launch);
+        let threads: Vec<u16> = launches.map(|record| record.thread).collect();
+        println!(
+            "now: {} of {THREADS} launches are in the file",
+            threads.len()
+        );
+        assert_eq!(threads.len(), THREADS as usize);
+        assert!(threads.iter().all(|thread| *thread != 0));
     }
 
     #[test]

@@ -140,7 +140,7 @@ fn play_all(args: &Replay, processes: &[Process]) -> anyhow::Result<Played> {
     let mut ordered: Vec<&Process> = processes.iter().filter(|one| !one.ops.is_empty()).collect();
     ordered.sort_by_key(|one| one.begins_ns);
     let first_ns = ordered.first().map_or(0, |one| one.begins_ns);
-    let began = Instant::now();
+    let (began, began_mono_ns) = (Instant::now(), crate::record::now_ns());
     let mut children = Vec::new();
     for process in ordered {
         // CAST: rounding is meant.
@@ -168,7 +168,10 @@ fn play_all(args: &Replay, processes: &[Process]) -> anyhow::Result<Played> {
             .context("cannot start a process of the recording")?;
         children.push((process.number, child));
     }
-    let mut all = Played::default();
+    let mut all = Played {
+        began_mono_ns,
+        ..Played::default()
+    };
     let mut failed = None;
     for (number, child) in children {
         let output = child
@@ -207,6 +210,7 @@ fn report(args: &Replay, recording: &Recording, plan: &Plan, played: &Played) ->
             "launches": played.launches,
             "device_ns": played.device_ns,
             "host_ns": played.host_ns,
+            "began_mono_ns": played.began_mono_ns,
             "cut": recording.cut,
             "recorded": plan.figures.json(),
         }));
@@ -246,7 +250,10 @@ fn show(args: &Replay, recording: &Recording, plan: &Plan) -> String {
     let device = recording.devices.first();
     let device = device.map_or("an unknown device", |device| &device.name);
     let end = match (&recording.end, &recording.cut) {
-        (Some(end), _) => format!("{:?}, {} records", end.reason, end.records),
+        (Some(end), _) => match end.lost {
+            0 => format!("{:?}, {} records", end.reason, end.records),
+            lost => format!("{:?}, {} records, {lost} lost", end.reason, end.records),
+        },
         (None, Some(why)) => why.clone(),
         (None, None) => "none".to_owned(),
     };

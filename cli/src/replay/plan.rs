@@ -18,6 +18,16 @@ pub struct Shape {
     pub shared_bytes: u32,
 }
 
+impl Shape {
+    /// The same blocks and threads, of whichever kernel.
+    pub fn without_function(&self) -> Self {
+        Self {
+            function: 0,
+            ..*self
+        }
+    }
+}
+
 /// A node of a graph.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Node {

@@ -38,6 +38,9 @@ pub struct Played {
     /// What the kernels were asked to take.
     pub device_ns: u64,
     pub host_ns: u64,
+    /// When the first call of the recording was to be made, `CLOCK_MONOTONIC`; what the process
+    /// had of the device before went into finding out how its kernels behave there.
+    pub began_mono_ns: u64,
     pub device: String,
 }
 
@@ -46,6 +49,7 @@ struct Device<'a> {
     context: Word,
     kernels: Kernels<'a>,
     functions: HashMap<u32, Word>,
+    /// By shape alone: of what a grid costs the function is no part.
     fits: HashMap<Shape, Fit>,
     scratch: Word,
     other_scratch: Word,
@@ -192,8 +196,10 @@ impl<'a> Player<'a> {
             functions.insert(*number, kernels.get(name)?);
         }
         let mut fits = HashMap::new();
-        for shape in &shapes {
-            fits.insert(*shape, kernels.fit(shape)?);
+        for shape in shapes.iter().map(Shape::without_function) {
+            if !fits.contains_key(&shape) {
+                fits.insert(shape, kernels.fit(&shape)?);
+            }
         }
         // The largest last: what is allowed a function last holds.
         for shape in by_shared(&shapes) {
@@ -219,12 +225,22 @@ impl<'a> Player<'a> {
         })
     }
 
+    /// How long a kernel takes here that took so long when it was recorded.
+    fn scaled(&self, ns: u64) -> u64 {
+        // CAST: rounding is meant; a day at most.
+        (ns as f64 / self.how.speed) as u64
+    }
+
+    /// One more launch, of kernels that take so long in all.
+    fn count_launch(&self, ns: u64) {
+        self.launches.fetch_add(1, Ordering::Relaxed);
+        self.device_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
     /// What a kernel that is to take so long in all is asked to take, and how many of its blocks.
     fn ask(&self, device: &Device, shape: &Shape, ns: u64) -> [u64; 2] {
-        // CAST: rounding is meant; a day at most.
-        let ns = (ns as f64 / self.how.speed) as u64;
-        self.device_ns.fetch_add(ns, Ordering::Relaxed);
-        let fit = device.fits.get(shape).copied();
+        let ns = self.scaled(ns);
+        let fit = device.fits.get(&shape.without_function()).copied();
         let Fit { blocks, besides_ns } = fit.unwrap_or(Fit {
             blocks: u64::MAX,
             besides_ns: 0,
@@ -242,7 +258,7 @@ impl<'a> Player<'a> {
     /// # Errors
     /// The driver refuses a call.
     pub fn play(&self) -> anyhow::Result<Played> {
-        let began = Instant::now();
+        let (began, began_mono_ns) = (Instant::now(), crate::record::now_ns());
         let mut rounds = 0;
         loop {
             self.turn.store(0, Ordering::Release);
@@ -259,6 +275,7 @@ impl<'a> Player<'a> {
             device_ns: self.device_ns.load(Ordering::Relaxed),
             // CAST: years.
             host_ns: began.elapsed().as_nanos() as u64,
+            began_mono_ns,
             device: self.device_name.clone(),
         })
     }
@@ -274,10 +291,13 @@ impl<'a> Player<'a> {
         if self.process.threads <= 1 {
             let mut hand = Hand::default();
             for (at, op) in self.process.ops.iter().enumerate() {
+                hand.pause(op, &self.how);
                 if self.is_over() {
                     break;
                 }
-                self.make(&mut hand, op).map_err(|error| about(error, at))?;
+                let outcome = self.call(&mut hand, op);
+                hand.last = Some(Instant::now());
+                outcome.map_err(|error| about(error, at))?;
             }
             return Ok(());
         }
@@ -336,7 +356,7 @@ impl<'a> Player<'a> {
         let mut hand = Hand::default();
         for at in mine {
             let op = &self.process.ops[*at];
-            hand.pause(op, self.how.speed);
+            hand.pause(op, &self.how);
             while self.turn.load(Ordering::Acquire) != *at {
                 if self.failed.load(Ordering::Acquire) {
                     return Ok(());
@@ -379,13 +399,6 @@ impl<'a> Player<'a> {
         self.how.until.is_some_and(|until| Instant::now() >= until)
     }
 
-    fn make(&self, hand: &mut Hand, op: &Op) -> anyhow::Result<()> {
-        hand.pause(op, self.how.speed);
-        self.call(hand, op)?;
-        hand.last = Some(Instant::now());
-        Ok(())
-    }
-
     fn device_of(&self, op: &Op) -> anyhow::Result<&Device<'a>> {
         self.devices
             .get(&op.device)
@@ -408,7 +421,7 @@ impl<'a> Player<'a> {
                 Call::Launch { shape, stream, ns } => {
                     let function = device.functions.get(&shape.function).copied().unwrap_or(0);
                     let asked = self.ask(device, &shape, ns);
-                    self.launches.fetch_add(1, Ordering::Relaxed);
+                    self.count_launch(self.scaled(ns));
                     let stream = self.stream(stream)?;
                     device.kernels.launch(function, &shape, asked, stream)
                 }
@@ -422,7 +435,7 @@ impl<'a> Player<'a> {
                 }
                 Call::GraphLaunch { graph, stream } => {
                     let exec = self.made().graphs.get(&graph).map(|(exec, _)| *exec);
-                    self.launches.fetch_add(1, Ordering::Relaxed);
+                    self.count_launch(self.graph_ns(graph));
                     cuda.graph_launch(exec.context("a graph is not there")?, self.stream(stream)?)
                 }
                 Call::Take {
@@ -601,6 +614,17 @@ impl<'a> Player<'a> {
         }
     }
 
+    /// How long the kernels of a graph take in one launch of it.
+    fn graph_ns(&self, number: u32) -> u64 {
+        let nodes = self.process.graphs.get(&number);
+        let nodes = nodes.into_iter().flat_map(|graph| &graph.nodes);
+        let kernels = nodes.map(|node| match node {
+            Node::Kernel { ns, .. } => self.scaled(*ns),
+            _ => 0,
+        });
+        kernels.fold(0, u64::saturating_add)
+    }
+
     fn make_graph(&self, device: &Device, number: u32) -> anyhow::Result<()> {
         let Some(graph) = self.process.graphs.get(&number) else {
             return Ok(());
@@ -744,15 +768,15 @@ const SPIN: Duration = Duration::from_micros(60);
 
 impl Hand {
     /// Waits until so long after the last call, or until its time, which does not depend on how
-    /// long that took.
-    fn pause(&mut self, op: &Op, speed: f64) {
+    /// long that took; not beyond the end of the replay.
+    fn pause(&mut self, op: &Op, how: &How) {
         // CAST: rounding is meant; years at most.
-        let scaled = |ns: u64| Duration::from_nanos((ns as f64 / speed) as u64);
+        let scaled = |ns: u64| Duration::from_nanos((ns as f64 / how.speed) as u64);
         let until = match (op.due_ns, self.first_due) {
             (Some(due_ns), Some(first)) => first + scaled(due_ns),
             _ => self.last.unwrap_or_else(Instant::now) + scaled(op.gap_ns),
         };
-        self.wait(until);
+        self.wait(how.until.map_or(until, |end| until.min(end)));
         if op.due_ns.is_some() && self.first_due.is_none() {
             self.first_due = Some(until);
         }
@@ -776,4 +800,36 @@ impl Hand {
 fn fine_sleeps() {
     // SAFETY: changes the calling thread's slack only.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_of_the_program_ends_where_the_time_of_a_replay_does() {
+        let mut hand = Hand {
+            last: Some(Instant::now()),
+            ..Hand::default()
+        };
+        let op = Op {
+            thread: 0,
+            device: 0,
+            gap_ns: 3_600_000_000_000,
+            due_ns: None,
+            call: Call::Step,
+        };
+        let end = Instant::now() + Duration::from_millis(20);
+        let how = How {
+            speed: 1.0,
+            until: Some(end),
+        };
+        hand.pause(&op, &how);
+        let waited = hand.last.map(|last| last.elapsed()).unwrap_or_default();
+        println!(
+            "now: a pause of an hour took {} ms of 20",
+            waited.as_millis()
+        );
+        assert!(Instant::now() >= end && waited < Duration::from_secs(3600));
+    }
 }

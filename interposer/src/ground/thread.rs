@@ -108,7 +108,7 @@ pub(crate) struct Thread {
     /// When the thread's last recorded call ended; 0: none has. See `recording`.
     pub(crate) recorded_ns: Cell<u64>,
     /// The thread's number in the recording; 0: none yet.
-    pub(crate) recorded_as: Cell<u16>,
+    pub(crate) recorded_as: Cell<u32>,
     /// Slots of the streams of the batch.
     pub(crate) touched: [Cell<u16>; BATCH],
     /// Counter of a thread that nobody governs.

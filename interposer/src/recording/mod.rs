@@ -125,7 +125,7 @@ fn process_number(ring: &Ring) -> Option<u16> {
 }
 
 /// The calling thread's number.
-fn thread_number(ring: &Ring) -> Option<u16> {
+fn thread_number(ring: &Ring) -> Option<u32> {
     let thread = thread();
     let known = thread.recorded_as.get();
     if known != 0 {
