@@ -29,6 +29,7 @@ use crate::recording::{End, Provenance, Reason, Writer};
 use crate::run::command::{self, CommandError};
 use crate::run::driver::{self, Driver, Wish};
 use crate::run::environment;
+use crate::run::exec;
 use crate::run::install::Install;
 use numbers::Numbers;
 use ring::OwnRing;
@@ -140,6 +141,7 @@ fn start(
 ) -> Result<Child> {
     let mut command = Command::new(program);
     file_limit.not_for(&mut command);
+    exec::with_sigchld_as_it_came(&mut command);
     command.arg0(&args.command[0]).args(&args.command[1..]);
     for (name, value) in environment::of_recorded(driver, install, |name| std::env::var_os(name)) {
         command.env(name, value);
