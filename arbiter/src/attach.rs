@@ -468,7 +468,7 @@ impl Arbiter {
             if !came_back {
                 memory.page.clear_slot(slot);
             }
-            memory.page.name_slot(slot, pid);
+            memory.page.name_slot(slot, pid, peer::inner(pid));
         }
         tenant.publish_slots();
         // Records of a ring whose reader is unknown were read by the arbiter before, as far as

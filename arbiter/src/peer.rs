@@ -216,6 +216,20 @@ pub fn is_alive(pid: u32, since_ticks: u64) -> std::io::Result<bool> {
     Ok(started_ticks(pid)? == Some(since_ticks))
 }
 
+/// The process as its own PID namespace numbers it; `None` where that cannot be seen from here.
+pub fn inner(pid: u32) -> Option<channel::InnerPid> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    // One number for each namespace that it is in, the innermost last.
+    let numbers = status
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))?;
+    let namespace = std::fs::metadata(format!("/proc/{pid}/ns/pid")).ok()?;
+    Some(channel::InnerPid {
+        pid: numbers.split_ascii_whitespace().next_back()?.parse().ok()?,
+        namespace: std::os::unix::fs::MetadataExt::ino(&namespace),
+    })
+}
+
 /// The parent of a process; `None`: the process is gone.
 pub fn parent_of(pid: u32) -> Option<u32> {
     Stat::of(pid).ok().flatten().map(|stat| stat.parent)

@@ -17,7 +17,7 @@ use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 /// Incompatible changes of the layout.
 pub const LAYOUT_MAJOR: u32 = 2;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
-pub const LAYOUT_MINOR: u32 = 2;
+pub const LAYOUT_MINOR: u32 = 3;
 
 /// Devices that one client can name.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
@@ -296,13 +296,17 @@ pub struct SharedBlock {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct TenantSlot {
-    pub(crate) reserved0: u32,
+    /// The same process as its own PID namespace numbers it; 0: nobody could tell, or an arbiter
+    /// before 2.3. Only the arbiter writes it.
+    pub(crate) inner_pid: AtomicU32,
     /// Process of this slot, as the arbiter's host numbers it; 0: none, or an arbiter of layout
     /// 1.0. Only the arbiter writes it.
     pub(crate) pid: AtomicU32,
     /// Pinned host memory in bytes.
     pub(crate) pinned_bytes: AtomicU64,
-    pub(crate) reserved: [u64; 6],
+    /// The PID namespace that `inner_pid` counts in: its inode. Since 2.3, by the arbiter.
+    pub(crate) pid_namespace: AtomicU64,
+    pub(crate) reserved: [u64; 5],
     /// Device memory per device: bytes, reservations included, in the lower 44 bits; above, what of
     /// them may yet be given back, in units of 2 MiB.
     pub(crate) held_bytes: [AtomicU64; MAX_DEVICES],

@@ -49,7 +49,7 @@ pub use layout::{
 pub use owner::{Hold, Holding, Look, Owner};
 #[cfg(not(loom))]
 pub use page::{Mapped, Page, PageError, Writers};
-pub use reservation::{Account, OverLimit, Prepaid};
+pub use reservation::{Account, InnerPid, OverLimit, Prepaid};
 pub use residency::{
     Answer, Footprint, Order, OrderState, RESIDENCY, Reason, ResidencyMode, STAYING, Verb,
 };

@@ -35,6 +35,15 @@ const SPINS: u32 = 12;
 #[cfg(not(loom))]
 const PAUSE_NS: i64 = 50_000;
 
+/// A process as its own PID namespace knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct InnerPid {
+    /// Its number there.
+    pub pid: u32,
+    /// The inode of the namespace.
+    pub namespace: u64,
+}
+
 /// A reservation that did not fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OverLimit {
@@ -399,30 +408,45 @@ impl TenantPage {
             }
             slot.pinned_bytes.store(0, Relaxed);
             slot.pid.store(0, Relaxed);
+            slot.inner_pid.store(0, Relaxed);
+            slot.pid_namespace.store(0, Relaxed);
         }
         self.clear_shared(slot);
     }
 
-    /// Notes whose slot `slot` is, by the process id on the arbiter's host. Only the arbiter calls
-    /// this.
-    pub fn name_slot(&self, slot: u32, pid: u32) {
+    /// Notes whose slot `slot` is, by the process id on the arbiter's host, and by that in the PID
+    /// namespace of the process, as far as it is known. Only the arbiter calls this.
+    pub fn name_slot(&self, slot: u32, pid: u32, inner: Option<InnerPid>) {
         if let Some(slot) = self.slots.get(slot as usize) {
+            let inner = inner.unwrap_or_default();
             slot.pid.store(pid, Relaxed);
+            slot.inner_pid.store(inner.pid, Relaxed);
+            slot.pid_namespace.store(inner.namespace, Relaxed);
         }
     }
 
     /// What process `pid` of this tenant holds on `device`, in bytes, without what may yet be taken
-    /// back; `None`: no process of this tenant.
-    pub fn process_bytes(&self, pid: u32, device: usize) -> Option<u64> {
-        let mut own = self
-            .in_use()
-            .filter(|slot| pid != 0 && slot.pid.load(Relaxed) == pid)
-            .peekable();
-        own.peek()?;
-        Some(own.fold(0, |sum: u64, slot| {
-            let word = slot.held_bytes.get(device);
-            sum.saturating_add(word.map_or(0, |word| settled(word.load(Relaxed))))
-        }))
+    /// back; `None`: no process of this tenant. `pid` is what `namespace` calls it, the PID
+    /// namespace (its inode) of who asks; where that knows no such process of the tenant, what the
+    /// arbiter's host calls it.
+    pub fn process_bytes(&self, pid: u32, namespace: u64, device: usize) -> Option<u64> {
+        let sum = |is_it: &dyn Fn(&TenantSlot) -> bool| {
+            let mut own = self.in_use().filter(|slot| is_it(slot)).peekable();
+            own.peek()?;
+            Some(own.fold(0, |sum: u64, slot| {
+                let word = slot.held_bytes.get(device);
+                sum.saturating_add(word.map_or(0, |word| settled(word.load(Relaxed))))
+            }))
+        };
+        if pid == 0 {
+            return None;
+        }
+        let within = |slot: &TenantSlot| {
+            namespace != 0
+                && slot.pid_namespace.load(Relaxed) == namespace
+                && slot.inner_pid.load(Relaxed) == pid
+        };
+        sum(&within).or_else(|| sum(&|slot| slot.pid.load(Relaxed) == pid))
     }
 
     /// What slot `slot` holds on `device`, in bytes; what it shares with a lower slot is counted

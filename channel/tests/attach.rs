@@ -132,15 +132,35 @@ fn grants_requests_memory_and_records_cross_the_channel() {
         .expect("fits");
     assert_eq!((prepaid.bytes(), tenant.page.used_bytes(0)), (70, 70));
     // A process is not said to hold what may yet be taken back, nor the mark of it.
-    tenant.page.name_slot(client.arbiter.tenant_slot(), 4711);
-    assert_eq!(tenant.page.process_bytes(4711, 0), Some(0));
+    tenant
+        .page
+        .name_slot(client.arbiter.tenant_slot(), 4711, None);
+    assert_eq!(tenant.page.process_bytes(4711, 0, 0), Some(0));
     let over = account
         .prepay(0, 31, gate.limit_bytes(), true)
         .expect_err("nobody decides in time");
     assert_eq!(over.used_bytes, 0, "nothing is settled");
     account.settle(0, prepaid, 20);
     assert_eq!(tenant.page.used_bytes(0), 20);
-    assert_eq!(tenant.page.process_bytes(4711, 0), Some(20));
+    assert_eq!(tenant.page.process_bytes(4711, 0, 0), Some(20));
+    // In its PID namespace it has another number, and there alone.
+    let inner = channel::InnerPid {
+        pid: 2,
+        namespace: 99,
+    };
+    tenant
+        .page
+        .name_slot(client.arbiter.tenant_slot(), 4711, Some(inner));
+    for (pid, namespace, bytes) in [
+        (2, 99, Some(20)),
+        (4711, 99, Some(20)),
+        (4711, 7, Some(20)),
+        (2, 7, None),
+        (2, 0, None),
+    ] {
+        let found = tenant.page.process_bytes(pid, namespace, 0);
+        assert_eq!(found, bytes, "{pid} in {namespace}");
+    }
     account.release(0, 20);
 
     // A shared block counts once, for the lowest slot that has it, until nobody has it.

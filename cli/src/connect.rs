@@ -189,6 +189,9 @@ fn start(dir: &RuntimeDir, executable: &Path, config: Option<&Path>) -> anyhow::
     // It serves jobs to come, so nothing of this job's may stick to it.
     for name in [
         "LD_PRELOAD",
+        "LD_AUDIT",
+        "CUDA_INJECTION64_PATH",
+        "SUBLET_LIMITED",
         "SUBLET_SOCKET",
         "SUBLET_TOKEN",
         "SUBLET_JOB",

@@ -42,6 +42,7 @@ mod stuck;
 mod survival;
 mod top;
 mod trace;
+mod unusual;
 mod variables;
 
 testbed::starts_clean!();

@@ -188,12 +188,32 @@ impl Sources {
 
 /// The first of these that exists; none: nothing.
 pub fn first_of(paths: &[PathBuf], reader: Option<u32>) -> Result<Config, ConfigErrors> {
+    let mut passed_over = Vec::new();
     for path in paths {
-        if is_there(path)? {
-            return load(path, reader);
+        match is_there(path) {
+            Ok(true) => {
+                let mut config = load(path, reader)?;
+                config.passed_over = passed_over;
+                return Ok(config);
+            }
+            Ok(false) => {}
+            // In a folder that this user may not look into, such as the home of who has started the
+            // job for another user, or a working directory: nobody has named a file there.
+            Err(ConfigError::Unreadable { path, kind, .. })
+                if kind == io::ErrorKind::PermissionDenied =>
+            {
+                passed_over.push(format!(
+                    "warning: whether there is a quota file {} cannot be seen (permission denied): none is taken",
+                    path.display()
+                ));
+            }
+            Err(error) => return Err(error.into()),
         }
     }
-    Ok(Config::default())
+    Ok(Config {
+        passed_over,
+        ..Config::default()
+    })
 }
 
 /// Reads and checks one file; for an arbiter of the user `reader`, that it is nobody else's.

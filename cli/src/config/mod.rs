@@ -31,6 +31,8 @@ pub struct Config {
     pub paths: Vec<PathBuf>,
     /// Of what was read: differs where a text does.
     pub fingerprint: u64,
+    /// A line each for a place that could not be looked at, and was not named.
+    pub passed_over: Vec<String>,
     pub defaults: Vec<JobRule>,
     pub devices: Vec<DeviceRule>,
     pub residency: ResidencyRule,
@@ -126,6 +128,7 @@ impl Config {
         Self {
             paths: [self.paths, later.paths].concat(),
             fingerprint: later.fingerprint,
+            passed_over: [self.passed_over, later.passed_over].concat(),
             defaults: [self.defaults, later.defaults].concat(),
             // Of these the first that matches counts.
             devices: [later.devices, self.devices].concat(),
@@ -144,6 +147,7 @@ impl Config {
         Self {
             paths: [self.paths, own.paths].concat(),
             fingerprint: own.fingerprint,
+            passed_over: [self.passed_over, own.passed_over].concat(),
             defaults: self.defaults,
             devices: [self.devices, own.devices].concat(),
             users: [self.users, own.users].concat(),

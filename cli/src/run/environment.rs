@@ -10,6 +10,7 @@
 //! | `SUBLET_ON_ARBITER_LOSS` | `open`, `freeze` or `closed` |
 //! | `SUBLET_ON_REFUSAL` | `open` or `closed` |
 //! | `SUBLET_STDERR` | device and inode of our standard error: where the library may write |
+//! | `SUBLET_LIMITED` | where the job has limits: what runs inside of it stays within |
 //! | `SUBLET_STRICT` | with `--strict` only: no start without a device of the job |
 //! | `LD_AUDIT`, `CUDA_INJECTION64_PATH` | with `--deep` only: `libsublet.so` |
 //! | `PYTHONPATH` | with `--step-hook` only: the folder of the hook before what was there |

@@ -2,8 +2,8 @@
 //!
 //! The standard library's `exec` empties the signal mask and resets SIGPIPE; a command started
 //! through `sublet run` must find both as its caller left them. So this calls execve(2) itself, and
-//! gives SIGPIPE, which the Rust runtime ignores before `main`, the disposition back that a
-//! constructor has seen before the runtime.
+//! gives SIGPIPE, which the Rust runtime ignores before `main`, and SIGCHLD the dispositions back that
+//! a constructor has seen before the runtime.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -20,17 +20,29 @@ use nix::unistd::execve;
 use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND};
 
 static SIGPIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
+static SIGCHLD_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
 #[ctor::ctor]
-fn see_sigpipe() {
+fn see_what_is_ignored() {
+    SIGPIPE_WAS_IGNORED.store(is_ignored(Signal::SIGPIPE), Ordering::Relaxed);
+    let ignored = is_ignored(Signal::SIGCHLD);
+    SIGCHLD_WAS_IGNORED.store(ignored, Ordering::Relaxed);
+    if ignored {
+        // Whoever has started us does not wait for its children. We wait for ours, and of a child
+        // of a process that ignores this the kernel keeps no status.
+        // SAFETY: SIG_DFL installs no code of ours.
+        let _ = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) };
+    }
+}
+
+fn is_ignored(signal: Signal) -> bool {
     let mut action = std::mem::MaybeUninit::<nix::libc::sigaction>::uninit();
     // SAFETY: with no new action this only writes the present one to `action`, which is read after
     // success only.
-    let ignored = unsafe {
-        nix::libc::sigaction(nix::libc::SIGPIPE, std::ptr::null(), action.as_mut_ptr()) == 0
+    unsafe {
+        nix::libc::sigaction(signal as i32, std::ptr::null(), action.as_mut_ptr()) == 0
             && action.assume_init_ref().sa_sigaction == nix::libc::SIG_IGN
-    };
-    SIGPIPE_WAS_IGNORED.store(ignored, Ordering::Relaxed);
+    }
 }
 
 /// Replaces this process; returns only with the reason why not.
@@ -67,6 +79,11 @@ fn try_replace(
         // SAFETY: SIG_DFL installs no code of ours.
         unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) }
             .map_err(|errno| anyhow!("cannot reset SIGPIPE: {errno}"))?;
+    }
+    if SIGCHLD_WAS_IGNORED.load(Ordering::Relaxed) {
+        // SAFETY: SIG_IGN installs no code of ours.
+        unsafe { signal(Signal::SIGCHLD, SigHandler::SigIgn) }
+            .map_err(|errno| anyhow!("cannot ignore SIGCHLD: {errno}"))?;
     }
     let Err(errno) = execve(&path, &words, &environment);
     let errno = if errno == Errno::ENOEXEC {

@@ -23,7 +23,7 @@ pub enum InstallError {
     NoStepHook(Vec<PathBuf>),
     #[error("{} is no shared library for this machine (build it anew, or set SUBLET_LIBRARY)", .0.display())]
     NotALibrary(PathBuf),
-    #[error("the path of the preload library, {}, has a space or a colon in it, which LD_PRELOAD cannot express (move it, or set SUBLET_LIBRARY)", .0.display())]
+    #[error("the path of the preload library, {}, has a space, a colon or a word such as $ORIGIN in it, which LD_PRELOAD cannot express (move it, or set SUBLET_LIBRARY)", .0.display())]
     Unpreloadable(PathBuf),
 }
 
@@ -56,7 +56,7 @@ impl Install {
             return Err(InstallError::NotALibrary(library));
         }
         let bytes = library.as_os_str().as_encoded_bytes();
-        if bytes.iter().any(|b| b.is_ascii_whitespace() || *b == b':') {
+        if bytes.iter().any(|b| b.is_ascii_whitespace() || *b == b':') || is_expanded(bytes) {
             return Err(InstallError::Unpreloadable(library));
         }
         let sim_dir = match var("SUBLET_SIM_DIR") {
@@ -99,6 +99,16 @@ impl Install {
     pub fn sim_dir(&self) -> &Path {
         &self.sim_dir
     }
+}
+
+/// Whether the dynamic linker puts something else in place of a word in this path (ld.so(8)): it
+/// would look elsewhere, and go on without the library.
+fn is_expanded(path: &[u8]) -> bool {
+    let words: [&[u8]; 3] = [b"ORIGIN", b"LIB", b"PLATFORM"];
+    path.split(|byte| *byte == b'$').skip(1).any(|rest| {
+        let rest = rest.strip_prefix(b"{").unwrap_or(rest);
+        words.iter().any(|word| rest.starts_with(word))
+    })
 }
 
 #[cfg(test)]
@@ -146,15 +156,21 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let good = root.path().join("mine.so");
         let spaced = root.path().join("a b/mine.so");
-        library(&good);
-        library(&spaced);
+        let expanded = root.path().join("${ORIGIN}/mine.so");
+        let dollar = root.path().join("$HOME/mine.so");
+        for path in [&good, &spaced, &expanded, &dollar] {
+            library(path);
+        }
         let find = |path: &Path| {
             Install::find(Path::new("/nowhere/sublet"), |name| {
                 (name == "SUBLET_LIBRARY").then(|| path.into())
             })
         };
         assert!(find(&good).unwrap().library().ends_with("mine.so"));
-        assert!(matches!(find(&spaced), Err(InstallError::Unpreloadable(_))));
+        assert!(find(&dollar).unwrap().library().ends_with("$HOME/mine.so"));
+        for path in [&spaced, &expanded] {
+            assert!(matches!(find(path), Err(InstallError::Unpreloadable(_))));
+        }
         assert!(matches!(
             find(Path::new("/nowhere/x")),
             Err(InstallError::NoLibrary(_))

@@ -9,9 +9,10 @@ pub mod command;
 pub mod driver;
 pub mod elf;
 pub mod environment;
-mod exec;
+pub mod exec;
 pub mod install;
 mod ld_cache;
+mod nested;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -27,7 +28,7 @@ use anyhow::{Context, anyhow, bail};
 use control::environment::asked as environment_asks;
 use control::paths::{RuntimeDir, Surroundings};
 use control::place::Identity;
-use control::{Capped, Client, ClientError, JobSpec, OwnFile, Registered};
+use control::{Client, ClientError, JobSpec, OwnFile, Registered};
 
 use crate::args::Run;
 use crate::config::{Config, Places, Subject};
@@ -82,8 +83,8 @@ fn say_what_is_weaker(ready: &Ready) {
     if let Some(simulated) = ready.driver.simulated {
         let _ = writeln!(stderr, "sublet: simulated GPU ({})", simulated.reason());
     }
-    for capped in &ready.capped {
-        let _ = writeln!(stderr, "sublet: {capped}");
+    for line in &ready.said {
+        let _ = writeln!(stderr, "sublet: {line}");
     }
     if let Some(reason) = command::out_of_reach(&ready.program) {
         let _ = writeln!(
@@ -99,8 +100,8 @@ struct Ready {
     program: PathBuf,
     words: Vec<OsString>,
     environment: BTreeMap<OsString, OsString>,
-    /// What it asked for and does not get.
-    capped: Vec<Capped>,
+    /// A line each for what the user is to know.
+    said: Vec<String>,
     /// The job has limits: where its arbiter is, its number, and whether it is strict.
     limited: Option<(RuntimeDir, u64, bool)>,
 }
@@ -170,6 +171,36 @@ fn prepare(args: Run) -> Result<Ready> {
     };
     let driver = driver::find(wish, &install, env::var_os("LD_LIBRARY_PATH").as_deref())?;
 
+    let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
+    let outer = nested::outer(&dir, &driver, |name| env::var_os(name));
+    if let Some(outer) = outer.filter(|_| args.refused.is_empty()) {
+        // What the outer one has put into the environment is nobody's wish.
+        let flags = nested::keys(&args.settings.0);
+        let mut asked = nested::keys(&given);
+        asked.retain(|key| flags.contains(key) || !nested::is_of_every_job(key));
+        asked.extend(args.name.as_ref().map(|_| "name".to_owned()));
+        let line = outer.line(&asked, args.strict)?;
+        let registered = outer.registered();
+        let on_arbiter_loss = outer.on_arbiter_loss();
+        let environment = environment(
+            &args,
+            &registered,
+            &driver,
+            &install,
+            on_arbiter_loss,
+            step_hook.as_deref(),
+            &program,
+        );
+        return Ok(Ready {
+            limited: None,
+            driver,
+            program,
+            words: args.command,
+            environment,
+            said: [vec![line], config.passed_over].concat(),
+        });
+    }
+
     let own_file = config.paths.first().map(|path| {
         Box::new(OwnFile {
             path: std::path::absolute(path).unwrap_or_else(|_| path.clone()),
@@ -192,7 +223,6 @@ fn prepare(args: Run) -> Result<Ready> {
         strict: args.strict,
         any_user: false,
     };
-    let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
     if args.strict {
         nobody_else(&dir, &driver, &spec)?;
     }
@@ -234,30 +264,19 @@ fn prepare(args: Run) -> Result<Ready> {
     let on_arbiter_loss = in_force.on_arbiter_loss.unwrap_or_default();
     let on_refusal = in_force.on_refusal(args.strict);
 
-    let mut environment: BTreeMap<OsString, OsString> = env::vars_os().collect();
-    let ours = environment::of_job(&registered, &driver, &install, on_arbiter_loss, |name| {
-        env::var_os(name)
-    });
-    environment.extend(ours.into_iter().map(|(name, value)| (name.into(), value)));
-    environment.insert("SUBLET_ON_REFUSAL".into(), on_refusal.as_str().into());
-    environment.remove(OsStr::new("SUBLET_STDERR"));
-    environment.extend(
-        environment::of_stderr(io::stderr().as_fd()).map(|value| ("SUBLET_STDERR".into(), value)),
+    let mut environment = environment(
+        &args,
+        &registered,
+        &driver,
+        &install,
+        on_arbiter_loss,
+        step_hook.as_deref(),
+        &program,
     );
-    if args.strict {
-        environment.insert("SUBLET_STRICT".into(), "1".into());
-    }
-    if args.deep {
-        let deeper = environment::of_deep_job(&install, |name| env::var_os(name));
-        environment.extend(deeper.into_iter().map(|(name, value)| (name.into(), value)));
-    }
-    if let Some(folder) = step_hook {
-        let path = environment::of_step_hook(&folder, |name| env::var_os(name));
-        environment.insert("PYTHONPATH".into(), path);
-    }
-    if command::must_be_without(&program) {
-        environment.remove(OsStr::new("LD_PRELOAD"));
-        environment.remove(OsStr::new("LD_AUDIT"));
+    environment.insert("SUBLET_ON_REFUSAL".into(), on_refusal.as_str().into());
+    environment.remove(OsStr::new(nested::LIMITED));
+    if nested::is_limited(&in_force, args.strict) {
+        environment.insert(nested::LIMITED.into(), "1".into());
     }
     let limited = in_force.mem.is_some() || in_force.share_max.is_some() || spec.strict;
     Ok(Ready {
@@ -266,8 +285,50 @@ fn prepare(args: Run) -> Result<Ready> {
         program,
         words: args.command,
         environment,
-        capped: registered.capped,
+        said: registered
+            .capped
+            .iter()
+            .map(ToString::to_string)
+            .chain(config.passed_over)
+            .collect(),
     })
+}
+
+/// The command's environment.
+fn environment(
+    args: &Run,
+    registered: &Registered,
+    driver: &Driver,
+    install: &Install,
+    on_arbiter_loss: control::FailMode,
+    step_hook: Option<&Path>,
+    program: &Path,
+) -> BTreeMap<OsString, OsString> {
+    let mut environment: BTreeMap<OsString, OsString> = env::vars_os().collect();
+    let ours = environment::of_job(registered, driver, install, on_arbiter_loss, |name| {
+        env::var_os(name)
+    });
+    environment.extend(ours.into_iter().map(|(name, value)| (name.into(), value)));
+    environment.remove(OsStr::new("SUBLET_STDERR"));
+    environment.extend(
+        environment::of_stderr(io::stderr().as_fd()).map(|value| ("SUBLET_STDERR".into(), value)),
+    );
+    if args.strict {
+        environment.insert("SUBLET_STRICT".into(), "1".into());
+    }
+    if args.deep {
+        let deeper = environment::of_deep_job(install, |name| env::var_os(name));
+        environment.extend(deeper.into_iter().map(|(name, value)| (name.into(), value)));
+    }
+    if let Some(folder) = step_hook {
+        let path = environment::of_step_hook(folder, |name| env::var_os(name));
+        environment.insert("PYTHONPATH".into(), path);
+    }
+    if command::must_be_without(program) {
+        environment.remove(OsStr::new("LD_PRELOAD"));
+        environment.remove(OsStr::new("LD_AUDIT"));
+    }
+    environment
 }
 
 /// An error where the job's memory limit would hold on no device, because the arbiter takes the

@@ -17,7 +17,7 @@ use std::path::Path;
 
 use channel::wire::ASKED_BYTES;
 
-use crate::ground::environment::variable;
+use crate::ground::environment::{of, variable};
 
 /// Where the arbiter of the host is for containers, unless SUBLET_SOCKET says otherwise.
 pub(super) const SOCKET: &str = "/run/sublet/containers/channel.sock";
@@ -145,13 +145,6 @@ fn first_process() -> Option<Vec<u8>> {
     file.take(MOST_BYTES).read_to_end(&mut text).ok()?;
     // Of one that was cut short it is not known what is missing.
     ((text.len() as u64) < MOST_BYTES).then_some(text)
-}
-
-/// A variable of an environment as the kernel shows it. An empty one counts as unset.
-pub(super) fn of<'a>(environment: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
-    let mut all = environment.split(|byte| *byte == 0);
-    let value = all.find_map(|one| one.strip_prefix(name)?.strip_prefix(b"="))?;
-    (!value.is_empty()).then_some(value)
 }
 
 type Look<'a> = &'a dyn Fn(&str) -> Option<Vec<u8>>;

@@ -43,8 +43,11 @@ pub(crate) struct Attached {
     next_try_ns: AtomicU64,
     /// The heartbeat after which the arbiter fell silent, plus one; 0: it was never known to.
     silent_after: AtomicU64,
-    /// Set once it was reported that work goes to a device that is not one of the job's.
-    reported_other_device: AtomicBool,
+    /// No device but the job's may be used: a context elsewhere is refused.
+    strict: bool,
+    /// Devices, by the driver's ordinal as bits, that are not the job's and that it was reported
+    /// that they are used.
+    reported_other_devices: AtomicU32,
     introduction: Introduction,
     socket: &'static Path,
 }
@@ -69,6 +72,13 @@ pub(crate) fn current() -> Option<&'static Attached> {
     let at = CURRENT.load(Ordering::Acquire);
     // SAFETY: null, or leaked by `install` and never freed.
     unsafe { at.as_ref() }
+}
+
+/// What a call is answered that would begin to use the device of that ordinal, which is none that
+/// a strict job may use; `None`: it may.
+#[inline]
+pub(crate) fn kept_off(ordinal: i32) -> Option<CUresult> {
+    current()?.kept_off(ordinal)
 }
 
 /// Number of the present attachment.
@@ -262,7 +272,8 @@ fn first_attach(job: &Job, introduction: Introduction, steps: &Steps) -> Result<
                     lost_at_ns: AtomicU64::new(0),
                     next_try_ns: AtomicU64::new(0),
                     silent_after: AtomicU64::new(0),
-                    reported_other_device: AtomicBool::new(false),
+                    strict: job.strict,
+                    reported_other_devices: AtomicU32::new(0),
                     introduction,
                     socket: job.membership.socket(),
                 })));
@@ -320,15 +331,47 @@ impl Attached {
         (*self.end.device_map.get(ordinal)?).map(usize::from)
     }
 
-    /// Tells, once, that work goes to the device of that ordinal, which is not one of the job's.
+    /// Tells, once for each, that work goes to the device of that ordinal, which is not one of the
+    /// job's: the arbiter, and who has started the job.
+    #[inline]
     pub(crate) fn tell_other_device(&self, ordinal: i32) {
-        if !self.reported_other_device.swap(true, Ordering::Relaxed) {
-            let event = Event::Bypassing {
-                reason: Bypass::OtherDevice,
-            };
-            // CAST: below the number of devices.
-            self.end.client.write_record(ordinal as u32, event);
-            self.end.ring();
+        let bit = 1u32.checked_shl(ordinal.unsigned_abs()).unwrap_or(1 << 31);
+        if self.reported_other_devices.load(Ordering::Relaxed) & bit == 0 {
+            self.tell_new_other_device(ordinal, bit);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell_new_other_device(&self, ordinal: i32, bit: u32) {
+        let before = self.reported_other_devices.fetch_or(bit, Ordering::Relaxed);
+        if before & bit != 0 {
+            return;
+        }
+        let event = Event::Bypassing {
+            reason: Bypass::OtherDevice,
+        };
+        // CAST: below the number of devices.
+        self.end.client.write_record(ordinal as u32, event);
+        self.end.ring();
+        refusal::elsewhere(ordinal, self.strict);
+    }
+
+    /// What a call is answered that would begin to use the device of that ordinal: nothing where it
+    /// is the job's, or the job is not strict.
+    #[inline]
+    pub(crate) fn kept_off(&self, ordinal: i32) -> Option<CUresult> {
+        if !self.strict {
+            return None;
+        }
+        let map = &self.end.device_map;
+        // One that is not a device at all is the driver's to refuse.
+        match usize::try_from(ordinal).ok().and_then(|at| map.get(at)) {
+            Some(None) => {
+                self.tell_other_device(ordinal);
+                Some(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE)
+            }
+            _ => None,
         }
     }
 
@@ -439,8 +482,9 @@ impl Attached {
                     lost_at_ns: AtomicU64::new(0),
                     next_try_ns: AtomicU64::new(0),
                     silent_after: AtomicU64::new(0),
-                    reported_other_device: AtomicBool::new(
-                        self.reported_other_device.load(Ordering::Relaxed),
+                    strict: self.strict,
+                    reported_other_devices: AtomicU32::new(
+                        self.reported_other_devices.load(Ordering::Relaxed),
                     ),
                     introduction: self.introduction.clone(),
                     socket: self.socket,

@@ -13,7 +13,7 @@ use std::time::Duration;
 use channel::wire::TOKEN_BYTES;
 
 use crate::attachment::asked::{self, Asked};
-use crate::ground::environment::variable;
+use crate::ground::environment::{self, variable};
 use crate::ground::process;
 
 /// How long a job that freezes without its arbiter waits for one to begin with. TIMEOUT: time
@@ -93,7 +93,7 @@ impl Membership {
     pub(super) fn value(&self, name: &CStr) -> Option<&[u8]> {
         match &self.pass {
             Pass::Token { first, .. } => {
-                variable(name).or_else(|| asked::of(first, name.to_bytes()))
+                variable(name).or_else(|| environment::of(first, name.to_bytes()))
             }
             Pass::Container(asked) => asked.value(name),
         }
@@ -158,8 +158,9 @@ fn find() -> Option<Membership> {
 /// By the environment of a container's first process. What a pod's program starts with an emptied
 /// environment is of the pod's job all the same.
 fn by_first(first: Vec<u8>) -> Option<Membership> {
-    let socket = asked::of(&first, b"SUBLET_SOCKET").map_or(asked::SOCKET.as_bytes(), |path| path);
-    let token = asked::of(&first, b"SUBLET_TOKEN")?;
+    let socket =
+        environment::of(&first, b"SUBLET_SOCKET").map_or(asked::SOCKET.as_bytes(), |path| path);
+    let token = environment::of(&first, b"SUBLET_TOKEN")?;
     Some(Membership {
         socket: Path::new(OsStr::from_bytes(socket)).into(),
         pass: Pass::Token {

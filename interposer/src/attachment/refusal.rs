@@ -50,6 +50,20 @@ pub(crate) fn run_unlimited(why: &dyn Display) {
     });
 }
 
+/// The process uses, or would use, a device that its job may not.
+pub(crate) fn elsewhere(ordinal: i32, is_kept_off: bool) {
+    tell(&|pid, job| match is_kept_off {
+        true => format!(
+            "sublet: process {pid} of job `{job}` is kept off its device {ordinal}, which the job may not use: \
+             calls that would use it fail with CUDA_ERROR_DEVICE_UNAVAILABLE (46, --strict)\n"
+        ),
+        false => format!(
+            "sublet: warning: process {pid} of job `{job}` uses its device {ordinal}, which the job may not use: \
+             quota and share do not hold there (`--strict` would keep it off)\n"
+        ),
+    });
+}
+
 /// Why a process could not attach, for people.
 pub(crate) struct Why<'a> {
     pub(crate) error: &'a AttachError,

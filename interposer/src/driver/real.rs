@@ -8,6 +8,7 @@ use shim_ffi::*;
 use crate::driver::addresses::{DRIVER, SLOTS};
 use crate::driver::own::own;
 use crate::driver::{loader, net, trace, unwind};
+use crate::ground::environment::{variable, variable_at_start};
 use crate::ground::errno::Preserve;
 use crate::ground::thread::thread;
 
@@ -204,23 +205,12 @@ fn search() -> *mut c_void {
 
 fn open() -> *mut c_void {
     let _errno = Preserve::new();
-    // SAFETY: the names are NUL-terminated; the environment is only read.
-    let (named, search) = unsafe {
-        (
-            libc::getenv(c"SUBLET_DRIVER".as_ptr()),
-            libc::getenv(c"LD_LIBRARY_PATH".as_ptr()),
-        )
-    };
-    if !named.is_null() {
-        // SAFETY: `getenv` answers a NUL-terminated string.
-        return open_path(unsafe { CStr::from_ptr(named) }.to_bytes());
+    if let Some(named) = variable(c"SUBLET_DRIVER") {
+        return open_path(named);
     }
-    if !search.is_null() {
-        // SAFETY: as above.
-        for directory in unsafe { CStr::from_ptr(search) }
-            .to_bytes()
-            .split(|byte| *byte == b':')
-        {
+    // The dynamic linker's variable: it reads it once.
+    if let Some(search) = variable_at_start(c"LD_LIBRARY_PATH") {
+        for directory in search.split(|byte| matches!(byte, b':' | b';')) {
             let handle = open_in(directory);
             if !handle.is_null() {
                 return handle;

@@ -7,13 +7,14 @@
 //! through*, our own calls included; the simulated driver counts what it *receives*, and where that
 //! is more, something went past us.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use shim_ffi::counts::{Counts, Note};
 use shim_ffi::*;
 
 use crate::driver::addresses;
+use crate::ground::environment::variable;
 
 static PAGE: AtomicPtr<Counts> = AtomicPtr::new(std::ptr::null_mut());
 /// Set by the first that comes to [`begin`].
@@ -25,23 +26,13 @@ pub(crate) fn begin() {
     if BEGUN.swap(true, Ordering::AcqRel) {
         return;
     }
-    // SAFETY: a NUL-terminated name; the environment is only read.
-    let directory = unsafe { libc::getenv(c"SUBLET_TRACE_COUNTS".as_ptr()) };
-    if directory.is_null() {
-        return;
-    }
-    // SAFETY: `getenv` answers a NUL-terminated string.
-    let directory = unsafe { CStr::from_ptr(directory) }.to_bytes();
-    if let Some(page) = open(directory) {
+    if let Some(page) = variable(c"SUBLET_TRACE_COUNTS").and_then(open) {
         PAGE.store(page, Ordering::Release);
     }
 }
 
 /// A new file for this process image: `PID-N.seen`, mapped.
 fn open(directory: &[u8]) -> Option<*mut Counts> {
-    if directory.is_empty() {
-        return None;
-    }
     // TRIES: as many images as one process is likely to execute one after the other.
     for image in 0..1000 {
         let name = format!("/{}-{image}{}", std::process::id(), counts::SEEN);

@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use shim_ffi::*;
 
+use crate::attachment::client;
 use crate::attachment::verdict::ours;
 use crate::metering::Meter;
 use crate::residency;
@@ -21,9 +22,11 @@ pub(super) fn with_space(
     args: &[usize],
     call: impl Fn() -> CUresult,
 ) -> CUresult {
-    let meter = created_on(meaning, args)
-        .filter(|_| residency::waits())
-        .and_then(Meter::of);
+    let device = created_on(meaning, args);
+    if let Ok(Some(status)) = ours(symbol, || device.and_then(client::kept_off)) {
+        return status;
+    }
+    let meter = device.filter(|_| residency::waits()).and_then(Meter::of);
     let Some(meter) = meter else {
         return call();
     };

@@ -187,6 +187,11 @@ macro_rules! tracked {
             {
                 return status;
             }
+            if track::NAMES_A_DEVICE[Symbol::$symbol as usize]
+                && let Ok(Some(status)) = ours(Symbol::$symbol, || track::kept_off(TRAITS, &[$($arg),*]))
+            {
+                return status;
+            }
             let turn = matches!(TRAITS.tracks, Tracks::PoolAttribute).then(|| {
                 ours(Symbol::$symbol, || metering::pool::turn_at([$($arg),*].first().copied().unwrap_or(0)))
             });

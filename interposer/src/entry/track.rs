@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use shim_ffi::*;
 
+use crate::attachment::client;
 use crate::attachment::verdict::{insist, ours};
 use crate::gate::{capture, context, cost, marks};
 use crate::metering::{graph, physical, pool};
@@ -37,6 +38,39 @@ pub(super) fn answered(traits: Traits, args: &[usize]) -> Option<CUresult> {
     None
 }
 
+/// Rows of the calls that give a pool of a device which they name.
+pub(super) const NAMES_A_DEVICE: [bool; COUNT] = {
+    let mut rows = [false; COUNT];
+    rows[Symbol::cuMemPoolCreate as usize] = true;
+    rows[Symbol::cuDeviceGetDefaultMemPool as usize] = true;
+    rows[Symbol::cuDeviceGetMemPool as usize] = true;
+    rows[Symbol::cuMemGetDefaultMemPool as usize] = true;
+    rows[Symbol::cuMemGetMemPool as usize] = true;
+    rows
+};
+
+/// What such a call is answered where a strict job may not use that device.
+pub(super) fn kept_off(traits: Traits, args: &[usize]) -> Option<CUresult> {
+    let named = *args.get(1)?;
+    // A device has a small number, and nothing lies at such an address.
+    let device = if matches!(traits.tracks, Tracks::PoolCreate) {
+        let properties = named as *const CUmemPoolProps;
+        // SAFETY: null, or the properties that the driver is about to read.
+        located(unsafe { properties.as_ref() }?.location)?
+    } else if named > usize::from(u16::MAX) {
+        // SAFETY: where no device is named, the location that the driver is about to read.
+        located(unsafe { *(named as *const CUmemLocation) })?
+    } else {
+        // CAST: 16 bits.
+        named as i32
+    };
+    client::kept_off(device)
+}
+
+fn located(location: CUmemLocation) -> Option<i32> {
+    (location.r#type == CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE).then_some(location.id)
+}
+
 /// Position of a handle of physical memory that is a number of ours, and the driver's handle to put
 /// there.
 #[inline(always)]
@@ -68,7 +102,7 @@ pub(super) fn before(symbol: Symbol, traits: Traits, args: &[usize]) {
 pub(super) fn after(symbol: Symbol, traits: Traits, args: &[usize], result: CUresult) {
     match traits.capture {
         Capture::Begins => {
-            let context = ours(symbol, || match crate::attachment::client::current() {
+            let context = ours(symbol, || match client::current() {
                 Some(_) if result.is_ok() => context::current(),
                 _ => 0,
             });
@@ -94,7 +128,7 @@ fn succeeded(traits: Traits, args: &[usize]) {
     if matches!(traits.tracks, Tracks::StreamEnd) {
         capture::stream_gone(arg(0));
     }
-    if crate::attachment::client::current().is_none() {
+    if client::current().is_none() {
         return;
     }
     if residency::active() {

@@ -24,13 +24,8 @@ mod injected {
         if known != UNREAD {
             return known;
         }
-        // SAFETY: a NUL-terminated name; the environment is only read.
-        let set = unsafe { libc::getenv(c"SUBLET_FAULT_HOOKS".as_ptr()) };
-        let letter = match set.is_null() {
-            true => b'0',
-            // SAFETY: `getenv` answers a NUL-terminated string, of which the first byte is read.
-            false => unsafe { set.cast::<u8>().read() },
-        };
+        let set = crate::ground::environment::variable(c"SUBLET_FAULT_HOOKS");
+        let letter = set.and_then(|text| text.first()).copied().unwrap_or(b'0');
         let nth = u32::from(letter.wrapping_sub(b'0'));
         NTH.store(nth, Relaxed);
         nth

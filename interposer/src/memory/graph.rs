@@ -21,6 +21,13 @@ pub(crate) unsafe fn cuGraphAddMemAllocNode(
         return call();
     }
     // SAFETY: not null; the driver is about to read the same structure.
+    let location = unsafe { (*parameters).poolProps.location };
+    if location.r#type == CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE
+        && let Some(status) = client::kept_off(location.id)
+    {
+        return status;
+    }
+    // SAFETY: as above.
     graph::allocate(unsafe { (*parameters).bytesize } as u64, call)
 }
 

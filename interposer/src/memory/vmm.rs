@@ -50,6 +50,9 @@ pub(crate) unsafe fn cuMemCreate(
     if location.r#type != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
         return call();
     }
+    if let Some(status) = client::kept_off(location.id) {
+        return status;
+    }
     let Some(meter) = Meter::of(location.id) else {
         return call();
     };

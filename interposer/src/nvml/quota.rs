@@ -16,6 +16,8 @@ pub(super) struct Quota {
     /// Device index of the pages.
     device: usize,
     limit_bytes: u64,
+    /// The PID namespace of this process, whose numbers the library may give; 0: not known.
+    pid_namespace: u64,
 }
 
 impl Quota {
@@ -35,6 +37,8 @@ impl Quota {
             tenant,
             device,
             limit_bytes,
+            // Not kept: a child in a namespace of its own has another one.
+            pid_namespace: rustix::fs::stat("/proc/self/ns/pid").map_or(0, |found| found.st_ino),
         })
     }
 
@@ -66,7 +70,8 @@ impl Quota {
         self.held_by(pid).is_some()
     }
 
-    /// What process `pid` of the job holds here, in bytes; `None`: it is not of the job.
+    /// What process `pid` of the job holds here, in bytes; `None`: it is not of the job. In a PID
+    /// namespace some drivers give its numbers, others those of the host.
     fn held_by(&self, pid: u32) -> Option<u64> {
         let grant = self.arbiter.device(self.device);
         // A page says what its processes write; no process has more than the device.
@@ -75,7 +80,7 @@ impl Quota {
             physical => physical,
         };
         self.tenant
-            .process_bytes(pid, self.device)
+            .process_bytes(pid, self.pid_namespace, self.device)
             .map(|bytes| bytes.min(most))
     }
 

@@ -10,7 +10,7 @@ mod calls;
 mod graph;
 mod timing;
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -20,6 +20,7 @@ use shim_ffi::*;
 
 use crate::driver::real;
 use crate::ground::clock::now_ns;
+use crate::ground::environment::variable;
 use crate::ground::errno::Preserve;
 use crate::ground::process;
 use crate::ground::thread::thread;
@@ -39,13 +40,8 @@ pub(crate) fn begin() {
         return;
     }
     let _errno = Preserve::new();
-    // SAFETY: a NUL-terminated name; the environment is only read.
-    let path = unsafe { libc::getenv(VARIABLE.as_ptr()) };
-    if path.is_null() {
-        return;
-    }
-    // SAFETY: `getenv` answers a NUL-terminated string.
-    let Some(mapped) = map(unsafe { CStr::from_ptr(path) }) else {
+    let path = variable(VARIABLE).and_then(|path| CString::new(path).ok());
+    let Some(mapped) = path.and_then(|path| map(&path)) else {
         return;
     };
     // Of threads that come at the same time one installs, and what the others have mapped stays.
