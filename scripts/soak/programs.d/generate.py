@@ -8,9 +8,11 @@ whole device are made where no stream waits for another thread's later step. `fa
 import random
 
 QUOTA_MIB = 64
+# A quota that is no limit: more than any device of the soak has.
+NO_QUOTA_MIB = 1024
 KINDS = ("alloc", "pitch", "async", "pool", "vmm", "managed", "array", "graph")
 # Calls that may wait for everything on the device.
-WHOLE = {"take", "give", "over", "syncall", "context", "nostream", "graph"}
+WHOLE = {"take", "give", "over", "never", "syncall", "context", "nostream", "graph"}
 BLOCKING = {"sync", "look", "send", "reach", "wait", "barrier", "join", "watched"}
 
 
@@ -19,6 +21,7 @@ class Writer:
 
     def __init__(self, rng, devices):
         self.rng, self.devices = rng, devices
+        self.quota_mib = NO_QUOTA_MIB if rng.random() < 0.2 else QUOTA_MIB
         self.scripts, self.numbers = {}, {}
 
     def number(self, kind, scope):
@@ -33,7 +36,7 @@ class Writer:
         self.scripts.setdefault(who, []).append(" ".join(map(str, words)))
 
     def text(self, evictable):
-        lines = [f"devices {self.devices}", f"mem {QUOTA_MIB}", f"evictable {int(evictable)}"]
+        lines = [f"devices {self.devices}", f"mem {self.quota_mib}", f"evictable {int(evictable)}"]
         process = None
         for who in sorted(self.scripts):
             if who[0] != process:
@@ -50,6 +53,8 @@ class Thread:
         self.w, self.who, self.process = writer, (process, index), process
         rng = writer.rng
         self.streams = []
+        # MiB that it may take at once beside others of its process.
+        self.most = 44
         for _ in range(streams):
             device = rng.randrange(writer.devices)
             stream, buffer = writer.number("stream", process), writer.number("buffer", process)
@@ -191,9 +196,9 @@ def handler(t):
     t.emit("give", buffer)
 
 
-def memory(t, most=40):
+def memory(t, most=0):
     """Memory near the quota, by every kind of call."""
-    rng = t.w.rng
+    rng, most = t.w.rng, most or t.most
     device = rng.randrange(t.w.devices)
     for _ in range(rng.randint(1, 3)):
         buffer = t.w.number("buffer", t.process)
@@ -203,7 +208,8 @@ def memory(t, most=40):
 
 
 def refused(t):
-    t.emit("over", t.w.rng.randrange(t.w.devices), t.w.rng.choice((1, 5, 50)))
+    never = t.w.quota_mib > QUOTA_MIB and t.w.rng.random() < 0.7
+    t.emit("never" if never else "over", t.w.rng.randrange(t.w.devices), t.w.rng.choice((1, 5, 50)))
 
 
 def context(t):
@@ -222,7 +228,7 @@ OWN = [(plain, 5), (look, 3), (send, 2), (held_lock, 5), (owed, 6), (handed, 3),
        (everything, 1), (nap, 1)]
 
 
-# What two threads do together, of one process or of two; in phases without calls that may wait for everything.
+# What two threads do together, of one process or of two; where no call may wait for everything.
 
 def pipeline(t, u):
     rng = t.w.rng
@@ -297,6 +303,8 @@ Thread.clean = clean
 
 def phases(rng, threads, count):
     """Phases of own work, and of work together; all threads meet in between."""
+    for t in threads:
+        t.most = t.most // len(threads)
     for _ in range(count):
         if len(threads) > 1:
             for t in threads:
@@ -337,13 +345,16 @@ def one_thread(rng, writer):
 def large(rng, t):
     """Most of the quota on one device."""
     buffer = t.w.number("buffer", t.process)
-    t.emit("take", buffer, rng.randrange(t.w.devices), rng.choice(KINDS[:7]), 2 * rng.randint(18, 26))
+    t.emit("take", buffer, rng.randrange(t.w.devices), rng.choice(("alloc", *KINDS[:7])), 2 * rng.randint(18, 26))
     return buffer
 
 
 def followed(rng, writer):
     """Processes that end, each in its way, and are followed by others with memory at the quota."""
-    for child in range(1, rng.randint(3, 8)):
+    if rng.random() < 0.3:
+        # Their parent uses the device as well; a shell does not.
+        Thread(writer, 0, 0, 1).submit()
+    for child in range(1, rng.randint(4, 12)):
         t = Thread(writer, child, 0, 1)
         large(rng, t)
         for _ in range(rng.randint(1, 3)):
@@ -486,6 +497,10 @@ def faults(lines):
     begin, end, raised, waits, recorded = {}, {}, {}, [], {}
     sections, hosts, wholes, queued, meets, held_by = [], [], [], [], {}, {}
     spawned, flags = {}, set()
+    # Streams of each process.
+    made = {process: set() for process, _ in scripts}
+    for (process, _), ops in scripts.items():
+        made[process] |= {int(words[1]) for words in ops if words[0] == "stream"}
     for who, ops in scripts.items():
         begin[who] = graph.node()
         at, head, events, lock, plans = begin[who], {}, {}, None, {}
@@ -498,6 +513,8 @@ def faults(lines):
                 wrong.append(f"{here}: waits while a lock is held")
 
             def work(stream, *before):
+                if stream not in made[who[0]]:
+                    wrong.append(f"{here}: there is no such stream")
                 done = graph.node(issue, head.get(stream), *before)
                 head[stream] = done
                 queued.append((who[0], issue, done))
@@ -521,6 +538,9 @@ def faults(lines):
             elif op == "graph":
                 plans[number[1]] = (words[3], number[4])
             elif op == "play":
+                if number[1] not in plans:
+                    wrong.append(f"{here}: the graph was not made")
+                    continue
                 kind, which = plans[number[1]]
                 if kind == "set" and which in flags:
                     continue
@@ -544,6 +564,9 @@ def faults(lines):
                     wrong.append(f"{here}: the event was not recorded")
                 work(number[1], events.get(number[2]))
             elif op == "reach":
+                if number[1] not in events:
+                    wrong.append(f"{here}: the event was not recorded")
+                    continue
                 graph.edges[at].append(events[number[1]])
             elif op in ("sync", "look", "watched"):
                 if op == "watched":
@@ -553,6 +576,9 @@ def faults(lines):
             elif op == "lock":
                 lock = (number[1], at)
             elif op == "unlock":
+                if lock is None:
+                    wrong.append(f"{here}: no lock is held")
+                    continue
                 sections.append((who, lock[0], lock[1], at, here))
                 lock = None
             elif op == "barrier":

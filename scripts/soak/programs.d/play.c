@@ -1,11 +1,12 @@
 // Plays a program of scripts/soak/programs against the driver that the dynamic linker finds.
 //
-//     play FILE PAGE PROCESS   plays one process of a program; PAGE is a file that its processes share
+//     play FILE PAGE PROCESS   plays one process of a program; its processes share the file PAGE
 //     play --busy DEVICES      keeps devices busy between the lines "go" and "rest" of its input
 //     play --hold DEVICES MIB  holds memory on each device, and touches it between "go" and "rest"
 //
-// A process prints one line at its end: "P <process> <digest> <begin ns> <end ns> <ns without a processor> <notes>". A note is a call
-// that was answered otherwise than the program's author expects. What each operation means: the table in docs/how-to/soak-programs.md.
+// A process prints one line at its end: "P <process> <digest> <begin ns> <end ns> <ns without a
+// processor> <notes>". A note is a call that was answered otherwise than the program's author
+// expects. What each operation means: the table in docs/how-to/soak-programs.md.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -262,8 +263,8 @@ static void look_at(Buffer *b) {
     note("bytes", (long)(sum & 0xffffff));
 }
 
-// A signal handler that makes driver calls, as a checkpoint on SIGTERM does. It runs once: where its thread is found inside one call for
-// long, or at the end of the watch.
+// A signal handler that makes driver calls, as a checkpoint on SIGTERM does. It runs once: where
+// its thread is found inside one call for long, or at the end of the watch.
 static struct {
     Thread *thread;
     Buffer *buffer;
@@ -369,12 +370,12 @@ static void run(Op *op) {
     } else if (is(op, "give")) {
         use(buffers[n[1]].device);
         give_memory(&buffers[n[1]]);
-    } else if (is(op, "over")) {
-        // More than the quota, a number of times: refused, always.
+    } else if (is(op, "over") || is(op, "never")) {
+        // More than the quota, or than any device here has, a number of times: refused, always.
         use(n[1]);
         for (long i = 0; i < n[2]; i++) {
             W at = 0;
-            S s = CALL(cuMemAlloc_v2, &at, quota + (2u << 20));
+            S s = CALL(cuMemAlloc_v2, &at, is(op, "over") ? quota + (2u << 20) : (size_t)600 << 20);
             if (s != OOM || i == 0) expect("over", s, OOM);
             if (!s) CALL(cuMemFree_v2, at);
         }
@@ -580,6 +581,15 @@ static void read_program(void) {
     fclose(in);
 }
 
+// A process that only starts others, as a shell does, has no use for the driver.
+static int uses_driver(void) {
+    for (int t = 0; t < THREADS; t++)
+        for (int i = 0; i < scripts[process][t].count; i++) {
+            Op *op = &scripts[process][t].ops[i];
+            if (!is(op, "spawn") && !is(op, "join") && !is(op, "nap")) return 1;
+        }
+    return 0;
+}
 static void open_driver(void) {
     driver = dlopen("libcuda.so.1", RTLD_NOW);
     if (!driver) {
@@ -666,11 +676,13 @@ int main(int count, char **words) {
     }
     mine = &threads[0];
     mine->at = -1;
-    open_driver();
-    expect("open", open_devices(), 0);
-    // The words of the page, for streams.
-    MUST(cuMemHostRegister_v2, (void *)page, bytes, 2u);
-    MUST(cuMemHostGetDevicePointer_v2, &flags_at, (void *)page, 0u);
+    if (uses_driver()) {
+        open_driver();
+        expect("open", open_devices(), 0);
+        // The words of the page, for streams.
+        MUST(cuMemHostRegister_v2, (void *)page, bytes, 2u);
+        MUST(cuMemHostGetDevicePointer_v2, &flags_at, (void *)page, 0u);
+    }
     pthread_t others[THREADS];
     for (int t = 1; t < THREADS; t++)
         if (threads[t].script) pthread_create(&others[t], NULL, body, &threads[t]);
