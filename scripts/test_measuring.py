@@ -58,6 +58,7 @@ MEASURING = {
     "scripts/sim/packers": "builds",
     "scripts/sim/systems": "builds",
     "scripts/sim/scale": "builds",
+    "scripts/soak/programs": "builds, starts jobs",
     "scripts/soak/residency": "takes minutes",
     "scripts/soak/storms": "takes minutes",
     "scripts/transparency": "builds",
@@ -269,6 +270,87 @@ class RealDriver(unittest.TestCase):
 
     def test_an_answer_that_only_we_change_now_and_then_stays_a_difference(self):
         self.assertEqual(self.judged(["0"], ["1", "0"]), ([("0", "1")], []))
+
+
+class Programs(unittest.TestCase):
+    """scripts/soak/programs: what its programs are, and how failures are shrunk and reports merged."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.script = loaded("soak_programs", "scripts/soak/programs")
+        cls.generate = cls.script.generate
+
+    HEAD = ["devices 1", "mem 64", "evictable 0", "process 0", "thread 0", "stream 0 0", "stream 1 0"]
+
+    def wrong(self, *lines):
+        return self.generate.faults([*self.HEAD, *lines])
+
+    def test_three_hundred_programs_are_legal_and_come_again_by_their_seed(self):
+        words = set()
+        for seed in range(300):
+            lines = self.generate.program(seed)
+            self.assertEqual(self.generate.faults(lines), [], seed)
+            self.assertEqual(lines, self.generate.program(seed))
+            words |= {line.split()[0] for line in lines}
+        # All that there is to do is done.
+        self.assertLessEqual({"take", "over", "never", "host", "callback", "await", "write", "raise", "wait", "lock", "follow", "graph", "play",
+                              "watched", "context", "barrier", "spawn", "join", "exec", "exit", "send"}, words)
+
+    def test_the_checker_refuses_what_would_wait_for_itself(self):
+        for lines in (
+            ("await 0 0", "sync 0", "raise 0"),
+            ("await 0 0", "kernel 0 5 1"),
+            ("await 0 0", "write 0 0", "sync 0"),
+            ("await 0 0", "await 1 1", "write 0 1", "write 1 0", "sync 1"),
+            ("host 0 wait 0", "host 1 lock 0", "sync 1", "raise 0"),
+            ("lock 0", "host 0 lock 0", "sync 0", "unlock 0"),
+            ("lock 0", "host 0 lock 0"),
+            ("await 0 0", "take 0 0 alloc 2", "raise 0"),
+            ("await 0 0", "syncall 0", "raise 0"),
+            ("host 0 wait 0", "send 0 0 1", "raise 0"),
+            ("wait 0", "thread 1", "wait 1", "raise 0", "process 0", "thread 0", "raise 1"),
+            ("barrier", "thread 1", "kernel 0 5 1"),
+            ("follow 0 0",),
+        ):
+            with self.subTest(lines):
+                self.assertTrue(self.wrong(*lines))
+
+    def test_the_checker_allows_what_ends(self):
+        for lines in (
+            ("await 0 0", "kernel 0 5 9", "raise 0", "sync 0"),
+            ("await 0 0", "sync 1", "write 1 0", "sync 0"),
+            ("lock 0", "host 0 lock 0", "kernel 0 5 9", "unlock 0", "sync 0"),
+            ("host 0 wait 0", "sync 1", "raise 0", "sync 0"),
+            ("wait 0", "thread 1", "raise 0"),
+        ):
+            with self.subTest(lines):
+                self.assertEqual(self.wrong(*lines), [])
+
+    def test_known_programs_are_legal(self):
+        known = sorted((ROOT / "scripts/soak/programs.d/known").glob("*.prog"))
+        self.assertGreater(len(known), 10)
+        for path in known:
+            self.assertEqual(self.generate.faults(path.read_text().splitlines()), [], path.name)
+
+    def test_a_shrunk_program_still_fails_and_is_legal(self):
+        for seed in range(40):
+            lines = self.generate.program(seed)
+            fails = lambda text: any(line.startswith("look") for line in text) and any(line.startswith("kernel") for line in text)
+            if not fails(lines):
+                continue
+            small = self.script.shrink(lines, fails, 20)
+            self.assertTrue(fails(small))
+            self.assertEqual(self.generate.faults(small), [])
+            self.assertLessEqual(len(small), len(lines))
+            self.assertLessEqual(len(small), 25, small)
+
+    def test_a_report_counts_each_seed_once_and_by_its_last_run(self):
+        row = {"seed": 2, "mode": "alone", "kind": "hung", "why": "w"}
+        first = self.script.merge({}, "a", [1, 2, 3], [row], [], [])
+        self.assertEqual((first["programs"], first["seeds"], first["failures"]), (3, [[1, 3]], [row]))
+        second = self.script.merge(first, "b", [2, 7], [], [], [])
+        self.assertEqual((second["programs"], second["seeds"], second["failures"]), (4, [[1, 3], [7, 7]], []))
+        self.assertEqual(second["commits"], {"a": 3, "b": 2})
 
 
 if __name__ == "__main__":
