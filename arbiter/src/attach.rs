@@ -260,6 +260,11 @@ impl Arbiter {
             let text = format!("the job is being ended, because {why}");
             return Verdict::Out(NotIn::new(Outcome::Failed, text));
         }
+        // Whoever started this one may have waited for the end of the one before it.
+        self.bury(id);
+        let Some(tenant) = self.ledger.get(id) else {
+            return Verdict::Out(NotIn::new(Outcome::UnknownToken, "the job has ended"));
+        };
         // Its user's ceilings go by the name.
         let owner = tenant.uid;
         if tenant.dormant.is_some() && !self.names.ask(owner, now_ns) && may_hold {
@@ -279,15 +284,23 @@ impl Arbiter {
         if kept.is_none() && expected && may_hold {
             return Verdict::Hold;
         }
-        // A process that has become another program by exec has left its former self behind, with a
-        // closed socket.
-        if let Err(refusal) = self.ledger.admit_again(id, &self.devices) {
+        let again = self.ledger.admit_again(id, &self.devices);
+        let again = match again {
+            Err(_) if self.bury_all() => self.ledger.admit_again(id, &self.devices),
+            again => again,
+        };
+        if let Err(refusal) = again {
             let error = convert::refusal(&refusal);
             let text = format!(
                 "what the job was promised was not kept for it, for it has not used a device for a while after its registration: {error}"
             );
             return Verdict::Out(NotIn::new(Outcome::Full, text));
         }
+        // A process that has become another program by exec has left its former self behind, with a
+        // closed socket.
+        let Some(tenant) = self.ledger.get(id) else {
+            return Verdict::Out(NotIn::new(Outcome::UnknownToken, "the job has ended"));
+        };
         let former: Vec<u64> = tenant.clients.clone();
         for client in former {
             if self.clients.is_former(client, pid, hello.previous_slot) {
@@ -346,9 +359,14 @@ impl Arbiter {
         let reads = hello.features & channel::READER != 0 && hello.previous_slot.is_none();
         let most = self.rulebook.options().job_processes;
         let mut device_map = [None; MAX_DEVICES];
-        let mut free = self.free_devices();
+        let (mut free, mut met) = (self.free_devices(), 0u32);
         for (ordinal, device) in hello.devices.iter().enumerate().take(MAX_DEVICES) {
-            let Some(place) = self.devices.meet(device, simulated, &mut free) else {
+            let mut place = self.devices.meet(device, simulated, &mut free);
+            if place.is_none() && self.bury_all() {
+                free = self.free_devices() & !met;
+                place = self.devices.meet(device, simulated, &mut free);
+            }
+            let Some(place) = place else {
                 let text = format!(
                     "{} has no place in the arbiter's table of {MAX_DEVICES} devices: all of them are there, or used or named by a job or a rule",
                     convert::uuid_text(&device.uuid)
@@ -362,7 +380,8 @@ impl Arbiter {
             self.journal
                 .name_device(index, convert::uuid_text(&device.uuid));
             // A device of this process is not one that gives way to its next one.
-            free &= !(1 << index);
+            met |= 1 << index;
+            free &= !met;
             // An entitlement by index counts the devices of the driver, and that is how it is known
             // here.
             let entitled = self.ledger.get(id).is_some_and(|tenant| {

@@ -3,6 +3,7 @@
 use channel::arbiter::Bell;
 use serde_json::Value;
 
+use crate::clients::Client;
 use crate::serve::Arbiter;
 
 impl Arbiter {
@@ -18,6 +19,10 @@ impl Arbiter {
         }
         let devices = self.clients.count_ring(id, bell, &self.poller);
         self.schedulers.mark(devices);
+        let asks = |client: &&Client| client.credit_asked().is_some();
+        if let Some(client) = self.clients.get(id).filter(asks) {
+            self.answer_credit(client.tenant, self.clock.mono_ns());
+        }
     }
 
     /// The process has refused itself, by its own word: that is reported, and nothing else follows

@@ -67,6 +67,8 @@ pub struct Client {
     journal_next: u64,
     /// Records in its ring that no library of ours writes, since that was looked at last.
     bad_records: u32,
+    /// Number of the last question about ended processes that was answered.
+    credit_answered: u32,
 }
 
 /// What a client has written into its ring since that was read last.
@@ -116,7 +118,26 @@ impl Client {
             floods: 0,
             journal_next,
             bad_records: 0,
+            credit_answered: 0,
         }
+    }
+
+    /// Whether the other end of its doorbell is closed by now.
+    fn has_hung_up(&self) -> bool {
+        let socket = self.socket.as_ref();
+        self.hung_up || socket.is_some_and(|socket| channel::arbiter::has_hung_up(socket.as_fd()))
+    }
+
+    /// The question about ended processes of its job that is still to be answered.
+    pub fn credit_asked(&self) -> Option<u32> {
+        let asked = self.pages.client.credit_asked();
+        (asked != self.credit_answered).then_some(asked)
+    }
+
+    /// Answers it.
+    pub fn answer_credit(&mut self, asked: u32) {
+        self.credit_answered = asked;
+        self.pages.arbiter.answer_credit(asked);
     }
 
     /// Indices of its devices.
@@ -213,11 +234,16 @@ impl Clients {
         all.fold(0, |devices, client| devices | client.devices)
     }
 
-    /// Whether a client is what a process was before it said hello again: its end is closed, or it
-    /// has that slot.
+    /// Whether a client is what a process was before it said hello again: its end is closed, it
+    /// has that slot, or the process has executed another program since. The kernel is asked: what
+    /// it has to say about the end may be waiting behind the hello.
     pub fn is_former(&self, id: u64, pid: u32, slot: Option<u32>) -> bool {
         self.get(id).is_some_and(|client| {
-            client.pid == pid && (client.hung_up || slot == Some(client.slot))
+            client.pid == pid
+                && (slot == Some(client.slot)
+                    || client.has_hung_up()
+                    // A child that it forked before may hold the socket's other end.
+                    || client.pages.are_mapped_by(pid) == Some(false))
         })
     }
 

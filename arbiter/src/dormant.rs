@@ -229,15 +229,12 @@ impl Arbiter {
             return Err(NotIn::new(Outcome::Failed, why));
         }
         let ceiling = self.rulebook.ceiling(tenant.uid, &tenant.user);
-        let user = (tenant.uid, tenant.user.as_str(), ceiling);
-        let admitted = self
-            .ledger
-            .admit(&tenant.spec, Some(id), user, &self.devices);
-        if let Err(refusal) = admitted {
+        let (spec, uid, user) = (tenant.spec.clone(), tenant.uid, tenant.user.clone());
+        if let Err(refusal) = self.admit(&spec, Some(id), (uid, &user, &ceiling)) {
             let error = convert::refusal(&refusal);
             let text = format!(
                 "job `{}` was dormant, and what it was promised is not free any more: {}",
-                tenant.spec.name, error.message
+                spec.name, error.message
             );
             return Err(NotIn::new(Outcome::Full, text));
         }

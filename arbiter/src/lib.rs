@@ -33,6 +33,7 @@ mod clock;
 mod container;
 mod container_names;
 mod convert;
+mod deaths;
 mod descriptors;
 mod desk;
 mod device_control;

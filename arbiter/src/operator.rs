@@ -336,8 +336,7 @@ impl Arbiter {
                 ControlError::new(ErrorCode::Invalid, format!("`group`: {error}"))
             })?;
         }
-        self.ledger
-            .admit(&spec, None, (uid, &user, ceiling), &self.devices)
+        self.admit(&spec, None, (uid, &user, &ceiling))
             .map_err(|refusal| convert::refusal(&refusal))?;
         let failed = |message: String| ControlError::new(ErrorCode::Internal, message);
         let token = new_token(&self.clock)
@@ -555,8 +554,7 @@ impl Arbiter {
             let tenant = self.tenant_of(job, peer)?;
             self.go_by_rules(&mut spec, Whose::of(tenant), true);
         }
-        self.ledger
-            .admit(&spec, Some(id), (uid, &user, ceiling), &self.devices)
+        self.admit(&spec, Some(id), (uid, &user, &ceiling))
             .map_err(|refusal| convert::refusal(&refusal))?;
         self.admit_overflow(id, &spec)
             .map_err(|refusal| convert::refusal(&refusal))?;

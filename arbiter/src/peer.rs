@@ -2,7 +2,7 @@
 //! out here, once, into plain values; if it is nonsense, the loss is that client's own.
 
 use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use channel::arbiter::ClientPages;
 use rustix::io::Errno;
@@ -146,6 +146,20 @@ pub fn has_ended(process: impl AsFd) -> bool {
     };
     // Where the kernel does not say, nothing that goes by its number holds.
     !matches!(poll(&mut fds, Some(&now)), Ok(0))
+}
+
+/// Which of these pidfds are of processes that have ended. Where the kernel does not say, none.
+pub fn which_have_ended<'a>(processes: &[BorrowedFd<'a>]) -> Vec<bool> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let polled = |process: &BorrowedFd<'a>| PollFd::from_borrowed_fd(*process, PollFlags::IN);
+    let mut fds: Vec<PollFd<'a>> = processes.iter().map(polled).collect();
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let asked = poll(&mut fds, Some(&now)).is_ok();
+    let ended = |fd: &PollFd<'_>| asked && fd.revents().contains(PollFlags::IN);
+    fds.iter().map(ended).collect()
 }
 
 /// What the kernel says of a process in `/proc/PID/stat`, see proc_pid_stat(5).

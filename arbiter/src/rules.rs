@@ -179,8 +179,8 @@ impl Arbiter {
             return Ok(());
         };
         if tenant.dormant.is_none() && spec.settings != tenant.spec.settings {
-            let whose = (tenant.uid, tenant.user.as_str(), Ceiling::default());
-            self.ledger.admit(&spec, Some(id), whose, &self.devices)?;
+            let (uid, user) = (tenant.uid, tenant.user.clone());
+            self.admit(&spec, Some(id), (uid, &user, &Ceiling::default()))?;
             self.admit_overflow(id, &spec)?;
         }
         if let Some(tenant) = self.ledger.get_mut(id) {

@@ -574,6 +574,7 @@ impl Arbiter {
                 client.pages.arbiter.beat(now_ns);
             }
         }
+        self.answer_credits(now_ns);
         self.look_for_missing(now_ns);
         self.watch_again();
         self.read_accounts();

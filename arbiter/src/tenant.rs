@@ -82,6 +82,8 @@ pub struct Tenant {
     pub resize: Option<(channel::Resize, u64)>,
     /// Number of the last such request.
     pub resized: u64,
+    /// Questions whether processes of it have ended are not answered before that.
+    pub credit_again_ns: u64,
     /// When it registered, in clock ticks since boot: no older process belongs to it.
     pub since_ticks: u64,
     /// Session that its launcher led; 0: none.
@@ -210,6 +212,7 @@ impl Tenant {
             allowance: Allowance::new(now_ns),
             resize: None,
             resized: 0,
+            credit_again_ns: 0,
             since_ticks: clock.boot_ticks(),
             session: 0,
             members: Vec::new(),

@@ -146,11 +146,20 @@ impl World {
         }
     }
 
-    /// A process says hello; `before`: its end at the arbiter before this one.
+    /// This process says hello; `before`: its end at the arbiter before this one.
     fn attach(&mut self, token: &str, before: Option<End>) -> End {
+        self.attach_process(own_pid(), token, before)
+    }
+
+    fn attach_process(&mut self, pid: u32, token: &str, before: Option<End>) -> End {
         let hello = hello(token, before.as_ref().map(|end| end.slot));
         let kept = before.map(|end| end.brings);
-        let who = (own_pid(), rustix::process::getuid().as_raw());
+        let who = (pid, rustix::process::getuid().as_raw());
+        let pidfd = || {
+            let flags = rustix::process::PidfdFlags::empty();
+            let pid = rustix::process::Pid::from_raw(pid as i32).expect("no zero");
+            rustix::process::pidfd_open(pid, flags).expect("it lives")
+        };
         // A disk that takes its time is not waited for.
         let process = pidfd();
         let whose = (who.0, who.1, process.as_fd());
@@ -477,4 +486,101 @@ fn a_containers_root_changes_jobs_of_its_container_and_governs_nothing() {
         "{inside:?}"
     );
     assert!(reads(arbiter, &unseen).is_empty());
+}
+
+/// What a job holds on the first device, by its page.
+fn held(world: &mut World, job: TenantId) -> u64 {
+    let tenant = world.arbiter.ledger.get_mut(job).expect("it lives");
+    tenant.read_accounts();
+    tenant.used_bytes(0)
+}
+
+fn takes(world: &World, job: TenantId, slot: u32) {
+    let tenant = world.arbiter.ledger.get(job).expect("it lives");
+    let page = &tenant.memory.as_ref().expect("a page").page;
+    let account = channel::Account::new(page, slot).expect("a slot");
+    account.reserve(0, GIB, u64::MAX).expect("no limit");
+}
+
+#[test]
+fn what_a_process_had_is_free_for_who_waited_for_its_end_before_that_is_heard_of() {
+    let mut world = World::new();
+    let (job, token) = world.register("job", 0.25);
+    let parent = world.attach(&token, None);
+    let mut kept = Vec::new();
+
+    // The next process says hello. Nobody has told the loop of the end.
+    let mut child = Stands::start();
+    let first = world.attach_process(child.0.id(), &token, None);
+    takes(&world, job, first.slot);
+    child.end();
+    kept.push(held(&mut world, job));
+    let mut next = Stands::start();
+    let second = world.attach_process(next.0.id(), &token, None);
+    kept.push(held(&mut world, job));
+    assert_eq!(second.slot, first.slot, "the dead one's place is free");
+
+    // The process that waited for it asks, before it refuses its program memory.
+    takes(&world, job, second.slot);
+    next.end();
+    let asked = parent.pages.client.ask_for_credit();
+    assert!(!parent.pages.arbiter.is_credited(asked));
+    world.arbiter.answer_credits(world.now_ns);
+    assert!(parent.pages.arbiter.is_credited(asked));
+    kept.push(held(&mut world, job));
+    println!("now: {kept:?} bytes held by a dead process, after the next hello, after a question");
+    assert_eq!(kept, [GIB, 0, 0]);
+    let detached = world
+        .kinds()
+        .iter()
+        .filter(|kind| *kind == "detached")
+        .count();
+    assert_eq!(detached, 2);
+}
+
+#[test]
+fn a_job_is_not_refused_for_the_promises_of_one_that_has_ended_unheard() {
+    let mut world = World::new();
+    let mut first = Stands::start();
+    let uid = rustix::process::getuid().as_raw();
+    let register = |world: &mut World, pid: u32, name: &str| {
+        let spec = JobSpec {
+            settings: JobSettings {
+                share: Some(0.75),
+                ..JobSettings::default()
+            },
+            name: name.into(),
+            simulated: true,
+            ..JobSpec::default()
+        };
+        world.arbiter.register(spec, &Peer::here(pid, uid))
+    };
+    register(&mut world, first.0.id(), "first").expect("the device is free");
+    let beside = register(&mut world, own_pid(), "second").expect_err("it lives");
+    first.end();
+    let after = register(&mut world, own_pid(), "second");
+    println!(
+        "now: refused beside it: {}; after its end: {}",
+        beside.message,
+        after.is_ok()
+    );
+    after.expect("its share is free");
+}
+
+#[test]
+fn a_process_has_a_place_where_those_that_took_them_all_have_ended_unheard() {
+    let mut world = World::new();
+    let (job, token) = world.register("job", 0.25);
+    let most = world.arbiter.rulebook.options().job_processes;
+    let tenant = world.arbiter.ledger.get_mut(job).expect("it lives");
+    (1..most).for_each(|_| assert!(tenant.take_slot(most).is_some()));
+    let mut last = Stands::start();
+    let first = world.attach_process(last.0.id(), &token, None);
+    last.end();
+    let next = world.attach(&token, None);
+    println!(
+        "now: place {} of {most} again in place {}",
+        first.slot, next.slot
+    );
+    assert_eq!((first.slot, next.slot), (most - 1, most - 1));
 }

@@ -56,6 +56,7 @@ impl Default for ClientHalf {
             reserved1: 0,
             staying: Default::default(),
             pin_wanted: Default::default(),
+            credit_asked: Default::default(),
             reserved: 0,
             wants: std::array::from_fn::<_, MAX_DEVICES, _>(|_| Want::default()),
             threads: std::array::from_fn::<_, THREAD_SLOTS, _>(|_| ThreadSlot::default()),

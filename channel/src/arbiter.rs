@@ -214,15 +214,20 @@ pub fn answer_bell(socket: BorrowedFd<'_>, farewell: &mut Option<String>) -> Bel
             Err(_) => return Bell::HungUp,
         }
     }
+    match has_hung_up(socket) {
+        true => Bell::HungUp,
+        false => Bell::StillRinging,
+    }
+}
+
+/// Whether the other side of a client's socket is closed.
+pub fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
     let now = rustix::time::Timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
     let mut ask = [PollFd::new(&socket, PollFlags::RDHUP)];
-    match rustix::event::poll(&mut ask, Some(&now)) {
-        Ok(ready) if ready > 0 => Bell::HungUp,
-        _ => Bell::StillRinging,
-    }
+    matches!(rustix::event::poll(&mut ask, Some(&now)), Ok(ready) if ready > 0)
 }
 
 /// The two halves shared with one client.

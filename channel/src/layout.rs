@@ -79,7 +79,9 @@ pub struct ArbiterHalf {
     pub(crate) epoch: AtomicU64,
     /// Slot of this client in its tenant's page.
     pub(crate) tenant_slot: AtomicU32,
-    pub(crate) reserved0: u32,
+    /// Number of the client's last question whether processes of its job have ended; what those had
+    /// is free. Clients wait on this word. Since 2.3.
+    pub(crate) credited: FutexWord,
     /// `CLOCK_MONOTONIC` time at which the arbiter was last seen at work, in nanoseconds.
     pub(crate) heartbeat_mono_ns: AtomicU64,
     /// Number of orders given, all devices. The client's agent waits on this word. Since 1.2.
@@ -168,7 +170,9 @@ pub struct ClientHalf {
     pub(crate) staying: [AtomicU64; 2],
     /// Number of the request to lock host memory, 1 to 65535; 0: there is none. Since 1.5.
     pub(crate) pin_wanted: AtomicU64,
-    pub(crate) reserved: u64,
+    /// Number of its last question whether processes of its job have ended. Since 2.3.
+    pub(crate) credit_asked: AtomicU32,
+    pub(crate) reserved: u32,
     pub(crate) wants: [Want; MAX_DEVICES],
     pub(crate) threads: [ThreadSlot; THREAD_SLOTS],
     pub(crate) streams: [StreamSlot; STREAM_SLOTS],
@@ -369,7 +373,9 @@ mod promise {
     const _: () = assert!(offset_of!(ArbiterHalf, orders) == 88);
     const _: () = assert!(offset_of!(ArbiterHalf, resize) == 104);
     const _: () = assert!(offset_of!(ArbiterHalf, pin_permit) == 112);
+    const _: () = assert!(offset_of!(ArbiterHalf, credited) == 76);
     const _: () = assert!(offset_of!(ClientHalf, pin_wanted) == 112);
+    const _: () = assert!(offset_of!(ClientHalf, credit_asked) == 120);
     const _: () = assert!(offset_of!(ClientHalf, resize_ready) == 80);
     const _: () = assert!(offset_of!(ClientHalf, resize_listens) == 88);
     const _: () = assert!(offset_of!(Want, answer) == 8 && offset_of!(Want, space_bytes) == 56);

@@ -10,6 +10,7 @@
 #[cfg(not(loom))]
 mod accounts;
 mod activity;
+mod credit;
 mod grant;
 mod journal;
 mod layout;

@@ -58,6 +58,7 @@ pub const CRATES: [Crate; 19] = [
                 "words and what they mean",
                 &[
                     "activity",
+                    "credit",
                     "grant",
                     "reservation",
                     "residency",
@@ -238,6 +239,7 @@ pub const CRATES: [Crate; 19] = [
                     "attach",
                     "behalf",
                     "client_exit",
+                    "deaths",
                     "device_control",
                     "disclosure",
                     "dormant",

@@ -30,6 +30,8 @@ const OTHERS_ATTACH_NS: u64 = 75_000_000_000;
 /// TIMEOUT: silence after which an arbiter that lives is taken for stuck: 25 of its beats. Until
 /// then who has an open gate has the device for itself.
 const SILENCE_NS: u64 = 2_500_000_000;
+/// How old the arbiter's word about ended processes may be for a report of what is used.
+const CREDIT_EVERY_NS: u64 = 1_000_000;
 /// How often a lost arbiter is looked for, in nanoseconds.
 const REATTACH_EVERY_NS: u64 = 500_000_000;
 
@@ -43,6 +45,10 @@ pub(crate) struct Attached {
     next_try_ns: AtomicU64,
     /// The heartbeat after which the arbiter fell silent, plus one; 0: it was never known to.
     silent_after: AtomicU64,
+    /// The same of the one after which it did not answer a question about the dead.
+    unanswered_after: AtomicU64,
+    /// When it answered the last one.
+    credited_ns: AtomicU64,
     /// No device but the job's may be used: a context elsewhere is refused.
     strict: bool,
     /// Devices, by the driver's ordinal as bits, that are not the job's and that it was reported
@@ -272,6 +278,8 @@ fn first_attach(job: &Job, introduction: Introduction, steps: &Steps) -> Result<
                     lost_at_ns: AtomicU64::new(0),
                     next_try_ns: AtomicU64::new(0),
                     silent_after: AtomicU64::new(0),
+                    unanswered_after: AtomicU64::new(0),
+                    credited_ns: AtomicU64::new(0),
                     strict: job.strict,
                     reported_other_devices: AtomicU32::new(0),
                     introduction,
@@ -414,6 +422,49 @@ impl Attached {
         }
     }
 
+    /// Has the arbiter free what processes of the job had that have ended by now. False where it
+    /// does not say that it has: there is none, or it stands still, or is of an older version.
+    ///
+    /// Who refuses memory for what others hold asks this first: the program may have waited for the
+    /// end of one of them, and counts on what that had.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn credit_the_dead(&self) -> bool {
+        let arbiter = self.end.arbiter;
+        let beat = || arbiter.heartbeat_mono_ns().wrapping_add(1);
+        let in_vain = self.unanswered_after.load(Ordering::Relaxed) == beat();
+        if !arbiter.answers_credit() || self.is_lost() || self.is_silent() || in_vain {
+            return false;
+        }
+        let number = self.end.client.ask_for_credit();
+        self.end.ring();
+        let begun_ns = now_ns();
+        while !arbiter.is_credited(number) {
+            if process::exiting() || self.end.arbiter_liveness() == Liveness::Gone {
+                return false;
+            }
+            // TIMEOUT: an arbiter that lives answers within a turn of its loop, and within its
+            // housekeeping where it hears no bell. One that stands still is not asked again before
+            // it beats.
+            let now = now_ns();
+            if self.is_overdue(begun_ns, now) || now.saturating_sub(begun_ns) > 2 * SILENCE_NS {
+                self.unanswered_after.store(beat(), Ordering::Relaxed);
+                return false;
+            }
+            arbiter.wait_for_credit(number, AGAIN);
+        }
+        self.credited_ns.store(begun_ns, Ordering::Relaxed);
+        true
+    }
+
+    /// The same for a report of what is used, which a program may ask for all the time.
+    pub(crate) fn credit_the_dead_lately(&self) {
+        let last_ns = self.credited_ns.load(Ordering::Relaxed);
+        if now_ns().saturating_sub(last_ns) > CREDIT_EVERY_NS {
+            self.credit_the_dead();
+        }
+    }
+
     /// When it was found gone.
     pub(crate) fn lost_at_ns(&self) -> u64 {
         self.lost_at_ns.load(Ordering::Relaxed)
@@ -482,6 +533,8 @@ impl Attached {
                     lost_at_ns: AtomicU64::new(0),
                     next_try_ns: AtomicU64::new(0),
                     silent_after: AtomicU64::new(0),
+                    unanswered_after: AtomicU64::new(0),
+                    credited_ns: AtomicU64::new(0),
                     strict: self.strict,
                     reported_other_devices: AtomicU32::new(
                         self.reported_other_devices.load(Ordering::Relaxed),

@@ -23,6 +23,9 @@ fn within_quota() -> Option<(u64, u64)> {
     } else {
         limit.min(physical)
     };
+    if meter.others_hold() {
+        meter.attached().credit_the_dead_lately();
+    }
     let mut used = meter.account().used_bytes(meter.device());
     if residency::active() {
         // Charged, and there for the next allocation; or charged, and not on the device.

@@ -137,8 +137,8 @@ impl Meter {
             .prepay(self.device, bytes, self.limit_bytes(), patient)
     }
 
-    /// Pools may have shrunk behind our back, at a synchronisation; and what lies unused in them
-    /// may be in the way.
+    /// Other processes of the job may have ended; pools may have shrunk behind our back, at a
+    /// synchronisation; and what lies unused in them may be in the way.
     #[cold]
     #[inline(never)]
     fn reserve_again<T>(
@@ -147,6 +147,9 @@ impl Meter {
         once: impl Fn() -> Result<T, OverLimit>,
     ) -> Result<T, OverLimit> {
         let mut outcome = Err(first);
+        if self.others_hold() && self.attached.credit_the_dead() {
+            outcome = once();
+        }
         for effort in pool::Effort::ALL {
             if outcome.is_ok() || !pool::relieve(effort) {
                 break;
@@ -154,6 +157,11 @@ impl Meter {
             outcome = once();
         }
         outcome
+    }
+
+    /// Whether other processes of the job hold memory here, or held some when they ended.
+    pub(crate) fn others_hold(&self) -> bool {
+        self.account.used_bytes(self.device) > self.account.own_bytes(self.device)
     }
 
     /// What a program is answered for want of memory; the journal hears of it. `asked`: bytes as
