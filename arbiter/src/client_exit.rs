@@ -18,6 +18,7 @@ impl Arbiter {
         }
         let devices = self.clients.count_ring(id, bell, &self.poller);
         self.schedulers.mark(devices);
+        self.hear(id);
     }
 
     /// The process has refused itself, by its own word: that is reported, and nothing else follows
@@ -45,6 +46,8 @@ impl Arbiter {
     pub(crate) fn begin_period(&mut self, id: u64) {
         let devices = self.clients.begin_period(id, &self.poller);
         self.schedulers.mark(devices);
+        // One that was not listened to.
+        self.hear(id);
     }
 
     pub(crate) fn on_client_ended(&mut self, id: u64) {

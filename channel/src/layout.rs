@@ -17,7 +17,7 @@ use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 /// Incompatible changes of the layout.
 pub const LAYOUT_MAJOR: u32 = 2;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
-pub const LAYOUT_MINOR: u32 = 2;
+pub const LAYOUT_MINOR: u32 = 3;
 
 /// Devices that one client can name.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
@@ -144,7 +144,18 @@ pub struct DeviceGrant {
     /// them lies in host memory. [`NO_LIMIT`]: all of them, as long as the device has space. 0:
     /// this is not for the arbiter to say. Since 2.2.
     pub(crate) resident_cap_plus_one: AtomicU64,
-    pub(crate) reserved1: [u64; 3],
+    /// Number of the client's last question about space that is answered in the lower half; in the
+    /// upper one of those the last that is answered by figures of the device which are newer than
+    /// the question. Stored after the words that answer it. Since 2.3.
+    pub(crate) space_answered: AtomicU64,
+    /// How much the job could come to have for what waits, if everybody left who may, in units of 2
+    /// MiB in the lower half; in the upper one the same if nothing were on the device but what jobs
+    /// account for. All ones: not known. Since 2.3.
+    pub(crate) space_most: AtomicU64,
+    /// Number of the last question at which the device had all that the job's threads said they
+    /// waited for in the lower half; in the upper one the space that was too little for a context,
+    /// in units of 2 MiB. Since 2.3.
+    pub(crate) space_met: AtomicU64,
 }
 
 /// client --activity, completion, journal--> arbiter.
@@ -168,7 +179,8 @@ pub struct ClientHalf {
     pub(crate) staying: [AtomicU64; 2],
     /// Number of the request to lock host memory, 1 to 65535; 0: there is none. Since 1.5.
     pub(crate) pin_wanted: AtomicU64,
-    pub(crate) reserved: u64,
+    /// Number of the last question about space on a device, in the lower half. Since 2.3.
+    pub(crate) space_asked: AtomicU64,
     pub(crate) wants: [Want; MAX_DEVICES],
     pub(crate) threads: [ThreadSlot; THREAD_SLOTS],
     pub(crate) streams: [StreamSlot; STREAM_SLOTS],
