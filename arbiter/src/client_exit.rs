@@ -23,6 +23,7 @@ impl Arbiter {
         if let Some(client) = self.clients.get(id).filter(asks) {
             self.answer_credit(client.tenant, self.clock.mono_ns());
         }
+        self.hear(id);
     }
 
     /// The process has refused itself, by its own word: that is reported, and nothing else follows
@@ -50,6 +51,8 @@ impl Arbiter {
     pub(crate) fn begin_period(&mut self, id: u64) {
         let devices = self.clients.begin_period(id, &self.poller);
         self.schedulers.mark(devices);
+        // One that was not listened to.
+        self.hear(id);
     }
 
     pub(crate) fn on_client_ended(&mut self, id: u64) {

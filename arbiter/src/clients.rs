@@ -63,6 +63,8 @@ pub struct Client {
     muted: bool,
     /// Periods in a row in which that was so.
     floods: u32,
+    /// Number of its last question about space that was heard.
+    asked: u32,
     /// Next record to read from its ring.
     journal_next: u64,
     /// Records in its ring that no library of ours writes, since that was looked at last.
@@ -116,6 +118,7 @@ impl Client {
             rings: 0,
             muted: false,
             floods: 0,
+            asked: 0,
             journal_next,
             bad_records: 0,
             credit_answered: 0,
@@ -284,6 +287,14 @@ impl Clients {
         let mut farewell = None;
         let bell = channel::arbiter::answer_bell(socket.as_fd(), &mut farewell);
         Some((bell, farewell))
+    }
+
+    /// The number of a client's question about space, where it has asked one since that was looked
+    /// at last.
+    pub fn take_question(&mut self, id: u64) -> Option<u32> {
+        let client = self.all.get_mut(&id)?;
+        let number = client.pages.client.space_asked();
+        (std::mem::replace(&mut client.asked, number) != number).then_some(number)
     }
 
     /// One has rung, and is muted where that was once too often; the devices to look at, as bits.

@@ -114,6 +114,17 @@ impl Devices {
         touched
     }
 
+    /// Places of the devices that NVML found behind a driver.
+    pub fn of_driver<'d>(
+        &'d self,
+        driver: Option<&'d PathBuf>,
+    ) -> impl Iterator<Item = usize> + 'd {
+        let places = self.list.iter().enumerate();
+        places
+            .filter(move |(_, device)| device.by_nvml && device.driver.as_ref() == driver)
+            .map(|(index, _)| index)
+    }
+
     fn place(&mut self, device: Device, free: &mut u32) -> Option<Place> {
         if !self.is_full() {
             self.list.push(device);

@@ -74,6 +74,8 @@ mod rules;
 mod schedulers;
 mod serve;
 mod slow_work;
+mod space;
+mod space_questions;
 mod spare;
 mod spec;
 mod state;

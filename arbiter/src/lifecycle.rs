@@ -549,7 +549,20 @@ impl Arbiter {
         let (job, pid) = (tenant.spec.name.clone(), client.pid);
         let about = About::job(&job, tenant.id.0);
         let mut newly_ungoverned = Vec::new();
+        let mut contexts = Vec::new();
         for record in records {
+            if let Ok(channel::Record {
+                device,
+                event:
+                    channel::Event::NoSpace {
+                        most_bytes,
+                        context: true,
+                        ..
+                    },
+            }) = record
+            {
+                contexts.push((device, most_bytes));
+            }
             if let Ok(channel::Record {
                 event:
                     channel::Event::OverLimit {
@@ -593,10 +606,14 @@ impl Arbiter {
                 convert::ungoverned(&job, pid, &client.command, &newly_ungoverned);
             self.journal.write("ungoverned", about, message, &fields);
         }
+        let uid = tenant.uid;
         if missed > 0 && tenant.allowance.spend(now_ns).is_some() {
             let message = format!("{missed} events of process {pid} were overwritten unread");
             self.journal
                 .write("missed", about, message, &[("missed", Value::from(missed))]);
+        }
+        for (device, bytes) in contexts {
+            self.note_context(now_ns, uid, device, bytes);
         }
     }
 }
@@ -723,6 +740,28 @@ fn describe(job: &str, record: Result<channel::Record, channel::BadRecord>) -> D
                 record.device
             );
             ("no_hashes", message, fields)
+        }
+        Report::NoSpace {
+            wanted_bytes,
+            most_bytes,
+            context,
+        } => {
+            fields.extend([
+                ("wanted_bytes", Value::from(wanted_bytes)),
+                ("most_bytes", Value::from(most_bytes)),
+                ("context", Value::from(context)),
+            ]);
+            let [wanted, most] = [wanted_bytes, most_bytes].map(control::short_bytes);
+            let what = if context {
+                "a context".to_owned()
+            } else {
+                wanted
+            };
+            let message = format!(
+                "job `{job}` is refused {what} on device {}: {most} is all that it could have there, with every job gone that may leave the device",
+                record.device
+            );
+            ("no_space", message, fields)
         }
         Report::HostShort {
             needed_bytes,

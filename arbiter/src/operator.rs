@@ -186,6 +186,9 @@ impl Arbiter {
                     let mut free = self.free_devices();
                     let driver = news.driver.as_ref();
                     let touched = self.devices.learn(driver, &found, &mut free);
+                    for index in self.devices.of_driver(driver) {
+                        self.capacity.note_seen(index, news.taken_ns);
+                    }
                     for place in &touched {
                         if let Some(device) = self.devices.get(place.index) {
                             let uuid = convert::uuid_text(&device.uuid);

@@ -63,7 +63,8 @@ impl Arbiter {
         // What stays takes space as well.
         for tenant in self.ledger.iter() {
             for (index, scheduler) in self.schedulers.iter_mut().enumerate() {
-                scheduler.note_memory(tenant.id, tenant.used_bytes(index), tenant.limits[index]);
+                let held = (tenant.used_bytes(index), tenant.settled_bytes(index));
+                scheduler.note_memory(tenant.id, held, tenant.limits[index]);
             }
         }
     }
@@ -95,6 +96,8 @@ impl Arbiter {
             let (total, reserved) = (device.total_bytes, self.ledger.reserved_bytes(index));
             let capacity = self.capacity.of_device(index, total, reserved);
             scheduler.set_up_residency(ratio, self.capacity.shared_books(), capacity);
+            let ceiling = total.saturating_sub(reserved);
+            scheduler.set_ceiling(ceiling, self.capacity.taken_ns(index));
         }
     }
 

@@ -34,6 +34,7 @@ use crate::residency::{Capacity, MoveQueue};
 use crate::rulebook::{Rulebook, Why};
 use crate::schedulers::Schedulers;
 use crate::slow_work::{HOUSEKEEPING_NS, SlowWork};
+use crate::space::Space;
 use crate::state::State;
 use crate::supervisor::Supervisor;
 use crate::suspicions::Suspicions;
@@ -131,6 +132,7 @@ pub struct Arbiter {
     pub(crate) journal: Journal,
     pub(crate) profiles: Profiles,
     pub(crate) capacity: Capacity,
+    pub(crate) space: Space,
     pub(crate) moves: MoveQueue,
     pub(crate) groups: Groups,
     pub(crate) persistence: Persistence,
@@ -221,6 +223,7 @@ impl Arbiter {
             journal,
             profiles,
             capacity: Capacity::default(),
+            space: Space::default(),
             moves: MoveQueue::default(),
             groups: Groups::new(most_waiting()),
             persistence: Persistence::after(&state, state_file),
@@ -456,6 +459,7 @@ impl Arbiter {
             self.slow_work.note_profiles(again_ns);
         }
         // Housekeeping may have changed what opens gates.
+        let questions_ns = self.answer_questions(self.clock.mono_ns());
         self.step_dirty_schedulers();
         let move_requests_ns = self.step_moves(self.clock.mono_ns());
         let groups_ns = self.step_groups(self.clock.mono_ns());
@@ -480,6 +484,7 @@ impl Arbiter {
             .into_iter()
             .chain(housekeeping_ns)
             .chain(self.slow_work.profiles_ns())
+            .chain(questions_ns)
             .chain(move_requests_ns)
             .chain(groups_ns)
             .chain(save_ns)

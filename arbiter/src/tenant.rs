@@ -345,6 +345,11 @@ impl Tenant {
         self.accounts.used_bytes(device)
     }
 
+    /// The same without what its processes may yet give back.
+    pub fn settled_bytes(&self, device: usize) -> u64 {
+        self.accounts.settled_bytes(device)
+    }
+
     /// Most memory that it ever held on a device, in bytes.
     pub fn peak_bytes(&self, device: usize) -> u64 {
         let before = self.peaks.get(device).copied().unwrap_or(0);

@@ -53,6 +53,8 @@ pub struct Accounts {
     slots: u32,
     /// Own bytes by slot, and shared ones by the lowest slot that lists them.
     held: Vec<[u64; MAX_DEVICES]>,
+    /// What of the own bytes may yet be given back.
+    undecided: [u64; MAX_DEVICES],
     shared: Vec<[u64; MAX_DEVICES]>,
     peak: [u64; MAX_DEVICES],
     /// Blocks as they are listed, with their slots: kept to allocate nothing.
@@ -73,6 +75,7 @@ impl Accounts {
         Self {
             slots: 0,
             held: Vec::new(),
+            undecided: [0; MAX_DEVICES],
             shared: Vec::new(),
             peak: [0; MAX_DEVICES],
             listed: Vec::new(),
@@ -116,9 +119,14 @@ impl Accounts {
         // A process adds a block to the shared list before it takes it off its own: so read in the
         // opposite order.
         self.held.resize(self.slots as usize, [0; MAX_DEVICES]);
+        self.undecided = [0; MAX_DEVICES];
         for (held, slot) in self.held.iter_mut().zip(&page.slots) {
-            for (to, from) in held.iter_mut().zip(&slot.held_bytes) {
-                *to = from.load(SeqCst) & crate::reservation::BYTES;
+            let words = held.iter_mut().zip(&mut self.undecided);
+            for ((to, undecided), from) in words.zip(&slot.held_bytes) {
+                let word = from.load(SeqCst);
+                *to = word & crate::reservation::BYTES;
+                let settled = crate::reservation::settled(word);
+                *undecided = undecided.saturating_add(*to - settled);
             }
         }
         self.read_shared(page)
@@ -214,6 +222,13 @@ impl Accounts {
         })
     }
 
+    /// The same without what its processes may yet give back: calls under way whose outcome the
+    /// driver alone knows.
+    pub fn settled_bytes(&self, device: usize) -> u64 {
+        let undecided = self.undecided.get(device).copied().unwrap_or(0);
+        self.used_bytes(device).saturating_sub(undecided)
+    }
+
     /// What slot `slot` holds on `device`, in bytes; what it shares with a lower slot is counted
     /// there.
     pub fn slot_bytes(&self, slot: u32, device: usize) -> u64 {
@@ -284,6 +299,15 @@ mod tests {
         accounts.read(&page);
         assert_eq!([0, 1].map(|slot| accounts.slot_bytes(slot, 0)), [200, 100]);
         assert_eq!(accounts.peak_bytes(0), 300);
+        let prepaid = other.prepay(0, 4 << 20, NO_LIMIT, false).expect("no limit");
+        accounts.read(&page);
+        let both = |accounts: &Accounts| (accounts.used_bytes(0), accounts.settled_bytes(0));
+        assert_eq!(both(&accounts), ((4 << 20) + 300, 300));
+        other.settle(0, prepaid, 40);
+        accounts.read(&page);
+        assert_eq!(both(&accounts), (340, 340));
+        other.release(0, 40);
+        accounts.read(&page);
         assert_eq!(accounts.take_violation(), None);
         assert_eq!(accounts.used_bytes(MAX_DEVICES), 0);
     }

@@ -57,7 +57,7 @@ impl Default for ClientHalf {
             staying: Default::default(),
             pin_wanted: Default::default(),
             credit_asked: Default::default(),
-            reserved: 0,
+            space_asked: Default::default(),
             wants: std::array::from_fn::<_, MAX_DEVICES, _>(|_| Want::default()),
             threads: std::array::from_fn::<_, THREAD_SLOTS, _>(|_| ThreadSlot::default()),
             streams: std::array::from_fn::<_, STREAM_SLOTS, _>(|_| StreamSlot::default()),

@@ -52,6 +52,16 @@ pub enum Event {
         /// Limit in bytes of the control group that allows no more; 0: the host itself has no more.
         group_limit_bytes: u64,
     },
+    /// What a call takes of a device cannot be had, even if all jobs left it that may.
+    NoSpace {
+        /// What it takes, in bytes.
+        wanted_bytes: u64,
+        /// What could be had, in bytes.
+        most_bytes: u64,
+        /// It was to become a context, whose size is known to the driver alone: so much was there
+        /// for it.
+        context: bool,
+    },
     /// The kernel that recognises unchanged memory could not be had, so that an eviction copies all
     /// of it; said once.
     NoHashes {
@@ -106,6 +116,11 @@ impl Event {
                 available_bytes,
                 group_limit_bytes,
             } => (4, [needed_bytes, available_bytes, group_limit_bytes, 0]),
+            Self::NoSpace {
+                wanted_bytes,
+                most_bytes,
+                context,
+            } => (10, [wanted_bytes, most_bytes, u64::from(context), 0]),
             Self::NoHashes { status } => (5, [u64::from(status), 0, 0, 0]),
         }
     }
@@ -143,6 +158,11 @@ impl Event {
                 needed_bytes,
                 available_bytes,
                 group_limit_bytes,
+            },
+            (10, [wanted_bytes, most_bytes, context @ 0..=1, _]) => Self::NoSpace {
+                wanted_bytes,
+                most_bytes,
+                context: context == 1,
             },
             (5, [status, ..]) => Self::NoHashes {
                 status: u32::try_from(status).unwrap_or(u32::MAX),

@@ -146,7 +146,18 @@ pub struct DeviceGrant {
     /// them lies in host memory. [`NO_LIMIT`]: all of them, as long as the device has space. 0:
     /// this is not for the arbiter to say. Since 2.2.
     pub(crate) resident_cap_plus_one: AtomicU64,
-    pub(crate) reserved1: [u64; 3],
+    /// Number of the client's last question about space that is answered in the lower half; in the
+    /// upper one of those the last that is answered by figures of the device which are newer than
+    /// the question. Stored after the words that answer it. Since 2.3.
+    pub(crate) space_answered: AtomicU64,
+    /// How much the job could come to have for what waits, if everybody left who may, in units of 2
+    /// MiB in the lower half; in the upper one the same if nothing were on the device but what jobs
+    /// account for. All ones: not known. Since 2.3.
+    pub(crate) space_most: AtomicU64,
+    /// Number of the last question at which the device had all that the job's threads said they
+    /// waited for in the lower half; in the upper one the space that was too little for a context,
+    /// in units of 2 MiB. Since 2.3.
+    pub(crate) space_met: AtomicU64,
 }
 
 /// client --activity, completion, journal--> arbiter.
@@ -172,7 +183,8 @@ pub struct ClientHalf {
     pub(crate) pin_wanted: AtomicU64,
     /// Number of its last question whether processes of its job have ended. Since 2.3.
     pub(crate) credit_asked: AtomicU32,
-    pub(crate) reserved: u32,
+    /// Number of the last question about space on a device. Since 2.3.
+    pub(crate) space_asked: AtomicU32,
     pub(crate) wants: [Want; MAX_DEVICES],
     pub(crate) threads: [ThreadSlot; THREAD_SLOTS],
     pub(crate) streams: [StreamSlot; STREAM_SLOTS],
@@ -376,6 +388,7 @@ mod promise {
     const _: () = assert!(offset_of!(ArbiterHalf, credited) == 76);
     const _: () = assert!(offset_of!(ClientHalf, pin_wanted) == 112);
     const _: () = assert!(offset_of!(ClientHalf, credit_asked) == 120);
+    const _: () = assert!(offset_of!(ClientHalf, space_asked) == 124);
     const _: () = assert!(offset_of!(ClientHalf, resize_ready) == 80);
     const _: () = assert!(offset_of!(ClientHalf, resize_listens) == 88);
     const _: () = assert!(offset_of!(Want, answer) == 8 && offset_of!(Want, space_bytes) == 56);

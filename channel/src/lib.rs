@@ -52,7 +52,8 @@ pub use owner::{Hold, Holding, Look, Owner};
 pub use page::{Mapped, Page, PageError, Writers};
 pub use reservation::{Account, InnerPid, OverLimit, Prepaid};
 pub use residency::{
-    Answer, Footprint, Order, OrderState, RESIDENCY, Reason, ResidencyMode, STAYING, Verb,
+    Answer, Footprint, Order, OrderState, RESIDENCY, Reason, ResidencyMode, STAYING, SpaceAnswer,
+    Verb,
 };
 pub use resize::Resize;
 pub use shared::Block;

@@ -83,7 +83,7 @@ fn mark(bytes: u64) -> u64 {
 }
 
 /// Bytes of a held word that are nobody's to take back.
-fn settled(word: u64) -> u64 {
+pub(crate) fn settled(word: u64) -> u64 {
     (word & BYTES).saturating_sub((word >> UNDECIDED_SHIFT).saturating_mul(UNDECIDED_UNIT))
 }
 

@@ -135,6 +135,72 @@ pub struct Answer {
     pub reason: Reason,
 }
 
+/// What can be had on a device for an allocation that it has no space for now: the arbiter's answer
+/// to a question, and to all before it. Numbers of questions begin with 1 and wrap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SpaceAnswer {
+    /// Number of the question; 0: none was answered yet.
+    pub number: u32,
+    /// Number of the last question that figures of the device answer which are newer than it.
+    pub confirmed: u32,
+    /// Number of the last question at which the device had all that the job's threads waited for.
+    pub met: u32,
+    /// What the job could come to have for what waits, if everybody left who may, in bytes.
+    pub most_bytes: u64,
+    /// The same if nothing were on the device but what jobs account for. Never less than that.
+    pub ceiling_bytes: u64,
+    /// So many bytes were too few for a context; 0: that is not known.
+    pub context_bytes: u64,
+}
+
+/// Sizes in answers about space are in units of this.
+const SPACE_UNIT: u64 = 2 << 20;
+
+impl SpaceAnswer {
+    /// Whether question `number` is answered.
+    pub fn answers(&self, number: u32) -> bool {
+        is_from(self.number, number)
+    }
+
+    /// The same, by figures of the device that are newer than the question.
+    pub fn confirms(&self, number: u32) -> bool {
+        is_from(self.confirmed, number)
+    }
+
+    /// Whether the device had all that the job's threads waited for when that question was
+    /// answered, or a later one.
+    pub fn is_met(&self, number: u32) -> bool {
+        is_from(self.met, number)
+    }
+}
+
+/// Whether `last` is question `number` or came after it.
+fn is_from(last: u32, number: u32) -> bool {
+    last != 0 && last.wrapping_sub(number) < u32::MAX / 2
+}
+
+/// Two halves of a word.
+fn halves(word: u64) -> (u32, u32) {
+    // CAST: the lower half, and the upper one.
+    (word as u32, (word >> 32) as u32)
+}
+
+fn word(lower: u32, upper: u32) -> u64 {
+    u64::from(upper) << 32 | u64::from(lower)
+}
+
+/// Whole units; what cannot be said is not known.
+fn units(bytes: u64) -> u32 {
+    u32::try_from(bytes / SPACE_UNIT).unwrap_or(u32::MAX)
+}
+
+fn bytes_of(units: u32) -> u64 {
+    match units {
+        u32::MAX => u64::MAX,
+        units => u64::from(units) * SPACE_UNIT,
+    }
+}
+
 /// Where a client's memory is, on one device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Footprint {
@@ -241,6 +307,31 @@ impl ArbiterHalf {
     }
 }
 
+/// Answers to questions about space.
+impl ArbiterHalf {
+    /// Says what can be had on `device`; true where that is another answer than before.
+    pub fn answer_space(&self, device: usize, answer: &SpaceAnswer) -> bool {
+        let Some(slot) = self.devices.get(device) else {
+            return false;
+        };
+        let most = word(units(answer.most_bytes), units(answer.ceiling_bytes));
+        let met = word(answer.met, units(answer.context_bytes));
+        let answered = word(answer.number, answer.confirmed);
+        let same = |one: &crate::sync::AtomicU64, now: u64| one.load(Relaxed) == now;
+        if same(&slot.space_most, most)
+            && same(&slot.space_met, met)
+            && same(&slot.space_answered, answered)
+        {
+            return false;
+        }
+        slot.space_most.store(most, Relaxed);
+        slot.space_met.store(met, Relaxed);
+        // SYNC(space): pairs with the Acquire load in `DeviceGrant::space`.
+        slot.space_answered.store(answered, Release);
+        true
+    }
+}
+
 /// Bits of a permit that say until when it holds, in microseconds.
 const PERMIT_BITS: u32 = 48;
 const PERMIT_US: u64 = (1 << PERMIT_BITS) - 1;
@@ -326,6 +417,23 @@ impl DeviceGrant {
         }
     }
 
+    /// What the arbiter says of space on this device.
+    pub fn space(&self) -> SpaceAnswer {
+        // SYNC(space): pairs with the Release store in `ArbiterHalf::answer_space`: what is read
+        // below is that answer, or a later one.
+        let (number, confirmed) = halves(self.space_answered.load(Acquire));
+        let (most, ceiling) = halves(self.space_most.load(Relaxed));
+        let (met, context) = halves(self.space_met.load(Relaxed));
+        SpaceAnswer {
+            number,
+            confirmed,
+            met,
+            most_bytes: bytes_of(most),
+            ceiling_bytes: bytes_of(ceiling.max(most)),
+            context_bytes: bytes_of(context),
+        }
+    }
+
     /// The last order about this device. `None`: there is none, it is not a valid one, or it is
     /// being written.
     pub fn order(&self) -> Option<Order> {
@@ -377,9 +485,43 @@ impl Want {
         self.space_bytes.fetch_add(bytes, Relaxed);
     }
 
+    /// The same, if all threads together then wait for no more than `most_bytes`; false where they
+    /// would.
+    pub fn wait_for_space_within(&self, bytes: u64, most_bytes: u64) -> bool {
+        let more = |all: u64| {
+            let all = all.checked_add(bytes)?;
+            (all <= most_bytes).then_some(all)
+        };
+        self.space_bytes
+            .fetch_update(Relaxed, Relaxed, more)
+            .is_ok()
+    }
+
     /// The thread has stopped waiting for them.
     pub fn end_waiting_for_space(&self, bytes: u64) {
         self.space_bytes.fetch_sub(bytes, Relaxed);
+    }
+}
+
+/// Questions about space.
+impl ClientHalf {
+    /// Asks what can be had on the client's devices; the number of the question. What the client
+    /// waits for is said before, the doorbell is rung after this.
+    pub fn ask_for_space(&self) -> u32 {
+        // SYNC(asked): pairs with the Acquire load in `space_asked`: who hears the question sees
+        // what was said before it.
+        let before = self.space_asked.fetch_add(1, Release);
+        match before.wrapping_add(1) {
+            // Not a number of a question.
+            0 => self.ask_for_space(),
+            number => number,
+        }
+    }
+
+    /// Number of the last question; 0: there was none.
+    pub fn space_asked(&self) -> u32 {
+        // SYNC(asked): pairs with the Release addition in `ask_for_space`.
+        self.space_asked.load(Acquire)
     }
 }
 
@@ -484,6 +626,54 @@ mod tests {
         assert_eq!(device.order(), Some(later));
         assert_eq!(half.device(0).unwrap().order(), None);
         assert!(!half.give_order(crate::MAX_DEVICES, &ORDER));
+    }
+
+    #[test]
+    fn an_answer_about_space_is_one_to_all_questions_before_it() {
+        let half = ArbiterHalf::default();
+        let device = half.device(2).unwrap();
+        assert!(!device.space().answers(1));
+        let given = SpaceAnswer {
+            number: 7,
+            confirmed: 5,
+            met: 6,
+            most_bytes: 3 << 30,
+            ceiling_bytes: 5 << 30,
+            context_bytes: 0,
+        };
+        assert!(half.answer_space(2, &given));
+        assert!(!half.answer_space(2, &given), "nothing new");
+        assert!(!half.answer_space(crate::MAX_DEVICES, &given));
+        let heard = device.space();
+        assert_eq!(heard, given);
+        assert!(heard.answers(7) && heard.answers(1) && !heard.answers(8));
+        assert!(heard.confirms(5) && !heard.confirms(6));
+        assert!(heard.is_met(6) && !heard.is_met(7));
+        let unknown = SpaceAnswer {
+            most_bytes: u64::MAX,
+            ceiling_bytes: u64::MAX,
+            number: 2,
+            ..given
+        };
+        assert!(half.answer_space(2, &unknown));
+        assert_eq!(device.space(), unknown);
+        assert!(device.space().answers(u32::MAX), "numbers wrap");
+    }
+
+    #[test]
+    fn a_client_never_waits_for_more_than_it_can_have_and_numbers_its_questions() {
+        let (page, _) = Mapped::<ClientHalf>::create(Writers::Holders).unwrap();
+        let want = page.want(0).unwrap();
+        assert!(want.wait_for_space_within(6, 10));
+        assert!(!want.wait_for_space_within(5, 10));
+        assert!(!want.wait_for_space_within(u64::MAX, u64::MAX));
+        assert!(want.wait_for_space_within(4, 10));
+        assert_eq!(page.space_bytes(0), 10);
+        assert_eq!(page.space_asked(), 0);
+        assert_eq!((page.ask_for_space(), page.ask_for_space()), (1, 2));
+        assert_eq!(page.space_asked(), 2);
+        page.space_asked.store(u32::MAX, Relaxed);
+        assert_eq!(page.ask_for_space(), 1, "none is 0");
     }
 
     #[test]

@@ -18,7 +18,7 @@ const fn kind(word: &'static str, plain: &'static str) -> EventKind {
 }
 
 /// All of them: the arbiter's own, those of jobs, of processes, of memory, of trouble.
-pub const EVENT_KINDS: [EventKind; 50] = [
+pub const EVENT_KINDS: [EventKind; 51] = [
     kind("start", "arbiter started"),
     kind("stop", "arbiter stopped"),
     kind("reload", "quota file read"),
@@ -55,6 +55,7 @@ pub const EVENT_KINDS: [EventKind; 50] = [
     kind("turn_needed", "has no turn"),
     kind("host_memory", "host memory short"),
     kind("no_hashes", "copies everything"),
+    kind("no_space", "no space on device"),
     kind("misbehaviour", "misbehaviour"),
     kind("forgiven", "forgiven"),
     kind("latency_unmet", "latency target unmet"),

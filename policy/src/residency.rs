@@ -143,6 +143,20 @@ impl ResidentJobs<'_> {
         self.capacity_bytes.saturating_sub(self.taken_bytes())
     }
 
+    /// What `id` could come to have for allocations that wait, if everybody else left who may, in
+    /// bytes: what cannot be moved stays, and so does what it has itself, for which it will want
+    /// space as well, unless its own `gives_way` to host memory, where it can use it.
+    pub fn attainable_bytes(&self, id: TenantId, gives_way: bool) -> u64 {
+        if self.capacity_bytes == 0 {
+            return u64::MAX;
+        }
+        let fixed = self.all.iter().map(|one| one.fixed_bytes);
+        let own = self.get(id).filter(|_| !gives_way);
+        let own = own.map_or(0, |one| one.evictable_bytes);
+        let stays = fixed.fold(own, u64::saturating_add);
+        self.capacity_bytes.saturating_sub(stays)
+    }
+
     fn taken_bytes(&self) -> u64 {
         self.all
             .iter()

@@ -2,7 +2,7 @@
 // line.
 //
 //   init                  cuInit, the first device, its primary context           -> STATUS
-//   alloc KIND BYTES      plain pitch managed async vmm host                     -> STATUS ID
+//   alloc KIND BYTES      plain pitch managed async vmm host array graph         -> STATUS ID
 //   free ID               the way that fits the kind                             -> STATUS
 //   drop ID               the same for async, without waiting                    -> STATUS
 //   keep                  the default pool keeps what is given back              -> STATUS
@@ -45,8 +45,34 @@ static struct held {
 } held[MOST];
 static int count;
 
+struct elements {
+    size_t width, height;
+    unsigned format, channels;
+};
+
+// A graph that allocates, and its first launch. Without its memory it gives no graph.
+static cu_status launch_graph(struct held *new) {
+    W stream = 0, graph = 0, block = 0;
+    cu_status status = CALL("cuStreamCreate", &stream, 1u);
+    if (!status) status = CALL("cuStreamBeginCapture_v2", stream, 2);
+    if (status) return status;
+    status = CALL("cuMemAllocAsync", &block, new->bytes, stream);
+    if (!status) status = CALL("cuMemFreeAsync", block, stream);
+    cu_status ended = CALL("cuStreamEndCapture", stream, &graph);
+    if (!status) status = ended;
+    if (!status) status = CALL("cuGraphInstantiateWithFlags", &new->handle, graph, 0ull);
+    if (!status) status = CALL("cuGraphLaunch", new->handle, stream);
+    if (!status) status = CALL("cuStreamSynchronize", stream);
+    return status;
+}
+
 static cu_status take(struct held *new) {
     W pitch;
+    if (!strcmp(new->kind, "array")) {
+        struct elements elements = {1024, new->bytes / 4096, 3, 1};
+        return CALL("cuArrayCreate_v2", &new->handle, &elements);
+    }
+    if (!strcmp(new->kind, "graph")) return launch_graph(new);
     if (!strcmp(new->kind, "plain")) return CALL("cuMemAlloc_v2", &new->handle, new->bytes);
     if (!strcmp(new->kind, "pitch"))
         return CALL("cuMemAllocPitch_v2", &new->handle, &pitch, (size_t)1024, new->bytes / 1024, 4u);

@@ -8,6 +8,7 @@ mod limits;
 mod looks;
 mod moves;
 mod remembered;
+mod space;
 
 use channel::{OrderState, Reason, ResidencyMode, Verb};
 use tests::fake::{Attached, Listening, TOKEN};

@@ -103,10 +103,28 @@ impl DeviceScheduler {
         self.residency.set_capacity(capacity_bytes);
     }
 
-    /// What a tenant is charged here, and its limit, in bytes.
-    pub fn note_memory(&mut self, tenant: TenantId, used_bytes: u64, limit_bytes: Option<u64>) {
+    /// What the device has for jobs if nothing is on it but what they account for, and when the
+    /// figures were taken that say what else is.
+    pub fn set_ceiling(&mut self, ceiling_bytes: u64, taken_ns: u64) {
+        self.residency.set_ceiling(ceiling_bytes, taken_ns);
+    }
+
+    /// A client asks what it can come to have here; what jobs hold was read after that. So many
+    /// bytes were too few for a context of its user's; 0: that is not known.
+    pub fn hear(&mut self, now_ns: u64, client: u64, number: u32, context_bytes: u64) {
+        self.residency.hear(now_ns, client, number, context_bytes);
+    }
+
+    /// What a tenant is charged here, what of that it will not give back in the middle of a call,
+    /// and its limit, in bytes.
+    pub fn note_memory(
+        &mut self,
+        tenant: TenantId,
+        (used_bytes, settled_bytes): (u64, u64),
+        limit_bytes: Option<u64>,
+    ) {
         if let Some(entity) = self.roster.find_mut(tenant) {
-            entity.note_memory(used_bytes, limit_bytes);
+            entity.note_memory(settled_bytes, limit_bytes);
         }
         self.residency.bound(tenant, used_bytes);
     }

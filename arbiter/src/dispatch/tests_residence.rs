@@ -176,7 +176,7 @@ impl World {
             };
             let at = at as u64;
             scheduler.add(0, TenantId(at), terms, at, Rc::clone(&agent.pages));
-            scheduler.note_memory(TenantId(at), units * UNIT, None);
+            scheduler.note_memory(TenantId(at), (units * UNIT, units * UNIT), None);
             agents.push(agent);
         }
         let count = agents.len();
@@ -680,6 +680,63 @@ fn an_allocation_that_waits_for_space_gets_it() {
         "{:?}",
         world.open
     );
+}
+
+#[test]
+fn what_can_never_be_had_makes_nobody_leave() {
+    let one = (1, 500_000, Class::Guaranteed);
+    let mut world = World::new(&[(6, 500_000, Class::Guaranteed), one], 100);
+    world.run(S, |_, _| true);
+    // Seven units are all that there is beside its own one.
+    let pages = Rc::clone(&world.agents[1].pages);
+    let want = pages.client.want(0).expect("device");
+    for units in [8, 100, u64::MAX / UNIT] {
+        want.begin_waiting_for_space(units * UNIT);
+        world.run(5 * S, |at, _| at == 0);
+        want.end_waiting_for_space(units * UNIT);
+    }
+    let left = world.agents[0].claimed.moved_out_bytes;
+    println!("now: {left} bytes have left for what can never be had");
+    assert_eq!(left, 0);
+    want.begin_waiting_for_space(7 * UNIT);
+    world.run(5 * S, |at, _| at == 0);
+    assert!(world.agents[0].claimed.moved_out_bytes >= 6 * UNIT);
+}
+
+#[test]
+fn who_asks_hears_what_it_can_come_to_have() {
+    let one = (1, 500_000, Class::Guaranteed);
+    let mut world = World::new(&[(6, 500_000, Class::Guaranteed), one], 100);
+    world.run(S, |_, _| true);
+    let pages = Rc::clone(&world.agents[1].pages);
+    let said = || pages.arbiter.device(0).expect("device").space();
+    assert!(!said().answers(1), "nobody has asked");
+    // A stranger has two units, by figures that are old.
+    world.scheduler.set_ceiling(8 * UNIT, 0);
+    let books = Rc::new(std::cell::RefCell::new(HostBooks::default()));
+    books.borrow_mut().set_limit(100 * UNIT);
+    world.scheduler.set_up_residency(10.0, &books, 6 * UNIT);
+    let number = pages.client.ask_for_space();
+    world.scheduler.hear(world.now_ns, 1, number, 0);
+    world.run(50 * MS, |_, _| false);
+    let answer = said();
+    assert!(answer.answers(number) && !answer.confirms(number));
+    assert_eq!(
+        (answer.most_bytes, answer.ceiling_bytes),
+        (5 * UNIT, 7 * UNIT)
+    );
+    world.scheduler.set_ceiling(8 * UNIT, world.now_ns);
+    world.run(50 * MS, |_, _| false);
+    assert!(said().confirms(number));
+    assert!(!said().is_met(number), "nobody waits");
+    // What a thread waits for is there once the other one has left.
+    let want = pages.client.want(0).expect("device");
+    want.begin_waiting_for_space(5 * UNIT);
+    let number = pages.client.ask_for_space();
+    world.scheduler.hear(world.now_ns, 1, number, 0);
+    assert!(!said().is_met(number));
+    world.run(5 * S, |_, _| false);
+    assert!(said().is_met(number));
 }
 
 #[test]

@@ -17,6 +17,10 @@ use super::books::HostBooks;
 pub struct Capacity {
     books: Rc<RefCell<HostBooks>>,
     overhead_bytes: [u64; MAX_DEVICES],
+    /// When the figures were taken that each device was last seen by, and when those that say what
+    /// nobody accounts for.
+    seen_ns: [u64; MAX_DEVICES],
+    taken_ns: [u64; MAX_DEVICES],
 }
 
 impl Capacity {
@@ -44,11 +48,24 @@ impl Capacity {
     /// `booked_bytes` of them.
     pub fn note_device(&mut self, index: usize, gone_bytes: u64, booked_bytes: u64) {
         self.overhead_bytes[index] = gone_bytes.saturating_sub(booked_bytes);
+        self.taken_ns[index] = self.seen_ns[index];
+    }
+
+    /// What is known of a device was true at that time.
+    pub fn note_seen(&mut self, index: usize, taken_ns: u64) {
+        self.seen_ns[index] = taken_ns;
+    }
+
+    /// When the figures were taken that say what nobody accounts for on a device; 0: there are
+    /// none.
+    pub fn taken_ns(&self, index: usize) -> u64 {
+        self.taken_ns[index]
     }
 
     /// Another device has this place.
     pub fn forget_device(&mut self, index: usize) {
         self.overhead_bytes[index] = 0;
+        (self.seen_ns[index], self.taken_ns[index]) = (0, 0);
     }
 
     /// What a device has for jobs, where `reserved_bytes` are kept from them.

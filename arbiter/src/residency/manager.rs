@@ -11,6 +11,7 @@
 
 mod coordination;
 mod moves;
+mod questions;
 mod report;
 
 use std::cell::RefCell;
@@ -26,6 +27,7 @@ use policy::{Class, TenantId};
 use super::books::HostBooks;
 use super::client_state::{ClientStateMachine, State};
 use super::job_view::JobView;
+use questions::Questions;
 pub use report::{Crowd, Figures, News, ResidencyStatus};
 
 /// Between two looks at moves. Answers ring the doorbell as well.
@@ -92,6 +94,7 @@ struct Record {
 pub struct ResidencyManager {
     device: usize,
     capacity_bytes: u64,
+    questions: Questions,
     arbitration: Arbitration,
     /// Where opportunistic jobs shrink for guaranteed ones.
     coordinator: Option<Coordinator>,
@@ -121,6 +124,7 @@ impl ResidencyManager {
         Self {
             device,
             capacity_bytes: 0,
+            questions: Questions::default(),
             arbitration: Arbitration::new(10.0),
             coordinator: None,
             books: Rc::default(),
@@ -169,6 +173,7 @@ impl ResidencyManager {
     /// A client is gone.
     pub fn remove(&mut self, client: u64) {
         self.machines.remove(&client);
+        self.questions.forget(client);
         self.books.borrow_mut().forget(client);
     }
 
@@ -271,6 +276,7 @@ impl ResidencyManager {
         self.rescue(now_ns, jobs);
         self.call_in(now_ns, jobs);
         let again_ns = self.stand(now_ns, jobs);
+        self.answer_questions(jobs);
         let moving = self
             .records
             .values()
@@ -430,16 +436,12 @@ impl ResidencyManager {
             residents.push(resident);
         }
         self.residents = residents;
-    }
-
-    /// How much of the memory that a job's threads say they wait for its limit and the device
-    /// allow.
-    fn space_bytes_of(&self, job: &JobView<'_>, claimed: u64) -> u64 {
-        // What is waited for may be charged already.
-        let limit = job.terms.limit_bytes.unwrap_or(u64::MAX);
-        match self.capacity_bytes {
-            0 => claimed.min(limit),
-            capacity => claimed.min(limit).min(capacity),
+        for (at, job) in jobs.iter().enumerate() {
+            let bytes = self.claimed_bytes(job);
+            let one = &mut self.residents[at];
+            one.space_bytes = bytes;
+            // One that waits for memory inside an allocation does not come to its gate.
+            one.wants |= bytes > 0;
         }
     }
 
@@ -449,13 +451,6 @@ impl ResidencyManager {
             evictable_bytes = evictable_bytes.saturating_add(footprint.evictable_bytes);
             resident_bytes = resident_bytes.saturating_add(footprint.resident_bytes);
         }
-        let space_bytes = job
-            .clients
-            .iter()
-            .map(|(_, pages)| pages.client.space_bytes(self.device))
-            .fold(0, u64::saturating_add);
-        // What the job may not have in any case is waited for in vain, and makes nobody leave.
-        let space_bytes = self.space_bytes_of(job, space_bytes);
         let state = self.state_of(job);
         let record = self.records.entry(job.id).or_default();
         // The charge is for what it has, on the device or usable on the host; what is not evictable
@@ -487,10 +482,10 @@ impl ResidencyManager {
             evictable_bytes,
             resident_bytes,
             fixed_bytes: record.fixed_bytes,
-            space_bytes,
+            // What it waits for is counted when what all others have is known.
+            space_bytes: 0,
             out: !state.is_usable(),
-            // One that waits for memory inside an allocation does not come to its gate.
-            wants: job.wants || record.wished || space_bytes > 0,
+            wants: job.wants || record.wished,
             active_ns: record.active_ns,
             since_ns: record.since_ns,
             leaving,

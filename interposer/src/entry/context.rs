@@ -7,10 +7,10 @@ use shim_ffi::*;
 use crate::attachment::client;
 use crate::attachment::verdict::ours;
 use crate::metering::Meter;
-use crate::residency;
+use crate::residency::{self, Needs};
 
-/// What a context is taken to need when the device has no space for it, in bytes: some 430 MiB on
-/// recent devices. What others leave too much is theirs again with their next turn.
+/// What a context is taken to need at most when the device has no space for it, in bytes: some 430
+/// MiB on recent devices. What others leave too much is theirs again with their next turn.
 const NEW_CONTEXT_BYTES: u64 = 512 << 20;
 
 /// Makes a call of the program's; where it creates a context for which the device has no space,
@@ -37,7 +37,9 @@ pub(super) fn with_space(
         result
     };
     ours(symbol, || {
-        residency::patiently(&meter, NEW_CONTEXT_BYTES, noted)
+        residency::with_space_on(&meter, Needs::UpTo(NEW_CONTEXT_BYTES), |short| {
+            short.note(noted())
+        })
     })
     .unwrap_or_else(|_| answer.get().unwrap_or_else(call))
 }

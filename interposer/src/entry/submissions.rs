@@ -1,10 +1,12 @@
 //! Entries that may have to wait for the device.
 
-use shim_ffi::CUlaunchConfig;
+use shim_ffi::{CUlaunchConfig, CUresult, Symbol};
 
+use crate::attachment::verdict::ours;
 use crate::gate::signature::Seen;
 use crate::gate::{self, Ticket};
-use crate::residency;
+use crate::metering;
+use crate::residency::{self, Needs, SpaceWait};
 
 /// The stream of a gated call as a key: 1 and 2 are the default streams.
 macro_rules! stream_key {
@@ -58,6 +60,37 @@ pub(super) fn settle(ticket: Ticket, seen: Seen) {
     }
 }
 
+/// A submission that takes device memory when it runs first, until the device has space for it, by
+/// the rule of [`residency`]. Between two tries it holds nothing: no slice, and no pass. `once`
+/// says also whether the driver had no memory.
+#[inline]
+pub(super) fn allocating(
+    symbol: Symbol,
+    exec: usize,
+    once: impl Fn() -> (CUresult, bool),
+) -> CUresult {
+    let mut wait = None;
+    loop {
+        let (result, short) = once();
+        if !short || !matches!(ours(symbol, || waits_for(exec, &mut wait)), Ok(true)) {
+            return result;
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn waits_for(exec: usize, wait: &mut Option<SpaceWait>) -> bool {
+    if !residency::waits() {
+        return false;
+    }
+    if wait.is_none() {
+        *wait = metering::graph::weight(exec)
+            .map(|(meter, bytes)| SpaceWait::begin(&meter, Needs::Bytes(bytes)));
+    }
+    wait.as_mut().is_some_and(SpaceWait::wait)
+}
+
 macro_rules! gated {
     ($symbol:ident $variant:ident $stream:tt [$($arg:ident)*]) => {
         /// # Safety
@@ -83,6 +116,32 @@ macro_rules! gated {
                         return result;
                     }
                 }
+                if TRAITS.allocates {
+                    let exec = [$($arg),*][0];
+                    return submissions::allocating(Symbol::$symbol, exec, || {
+                        let ticket = ours(Symbol::$symbol, || gate::admit(stream, blocks!($stream), seen))
+                            .unwrap_or_else(gate::Ticket::Pass);
+                        if matches!(ticket, gate::Ticket::Deny) {
+                            return (CUresult::CUDA_ERROR_SYSTEM_NOT_READY, false);
+                        }
+                        let pass = ours(Symbol::$symbol, || residency::pass_submission(TRAITS.operands, &[$($arg),*]));
+                        let pass = match pass.unwrap_or_else(|_| Ok(residency::Pass::uncounted())) {
+                            Ok(pass) => pass,
+                            Err(status) => return (status, false),
+                        };
+                        let prepaid = ours(Symbol::$symbol, || metering::graph::before(exec)).unwrap_or(Ok(None));
+                        let (result, prepaid, called) = match prepaid {
+                            Ok(prepaid) => (call_words!($symbol $($arg)*), prepaid, true),
+                            Err(refusal) => (refusal, None, false),
+                        };
+                        drop(pass);
+                        let _ = ours(Symbol::$symbol, || {
+                            submissions::settle(ticket, seen);
+                            metering::graph::after(prepaid, result);
+                        });
+                        (result, called && result == CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+                    });
+                }
                 let ticket = ours(Symbol::$symbol, || gate::admit(stream, blocks!($stream), seen))
                     .unwrap_or_else(gate::Ticket::Pass);
                 if matches!(ticket, gate::Ticket::Deny) {
@@ -93,20 +152,6 @@ macro_rules! gated {
                     Ok(pass) => pass,
                     Err(status) => return status,
                 };
-                if TRAITS.allocates {
-                    let exec = [$($arg),*][0];
-                    let prepaid = ours(Symbol::$symbol, || metering::graph::before(exec)).unwrap_or(Ok(None));
-                    let (result, prepaid) = match prepaid {
-                        Ok(prepaid) => (call_words!($symbol $($arg)*), prepaid),
-                        Err(refusal) => (refusal, None),
-                    };
-                    drop(pass);
-                    let _ = ours(Symbol::$symbol, || {
-                        submissions::settle(ticket, seen);
-                        metering::graph::after(prepaid, result);
-                    });
-                    return result;
-                }
                 let result = call_words!($symbol $($arg)*);
                 if pass.counts() {
                     residency::used(TRAITS.operands, &[$($arg),*], result);

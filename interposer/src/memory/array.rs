@@ -4,7 +4,7 @@
 use shim_ffi::*;
 
 use crate::driver::real;
-use crate::metering::{self, Kind, Live, Meter, correct, freed, granules, unmetered};
+use crate::metering::{self, Kind, Live, Meter, freed, granules, unmetered};
 use crate::residency;
 
 /// Bytes of one channel of an element.
@@ -71,17 +71,18 @@ fn metered(
         Err(reason) => return unmetered(reason, call),
     };
     let guess = granules(bytes);
-    if let Err(refusal) = meter.reserve(guess, bytes) {
-        return refusal;
-    }
+    let prepaid = match meter.prepay_for(guess, bytes) {
+        Ok(prepaid) => prepaid,
+        Err(refusal) => return refusal,
+    };
     let result = call();
     if !result.is_ok() {
-        meter.release(guess);
+        meter.settle(prepaid, 0);
         return result;
     }
     let handle = key();
     let bytes = exact(handle).map_or(guess, granules);
-    correct(&meter, guess, bytes);
+    meter.settle(prepaid, bytes);
     let live = Live {
         kind: Kind::Whole,
         ..meter.live(bytes)

@@ -5,6 +5,7 @@ use shim_ffi::*;
 use crate::attachment::client;
 use crate::driver::real;
 use crate::metering::graph;
+use crate::residency;
 
 /// # Safety
 /// As the driver's function.
@@ -28,7 +29,8 @@ pub(crate) unsafe fn cuGraphAddMemAllocNode(
         return status;
     }
     // SAFETY: as above.
-    graph::allocate(unsafe { (*parameters).bytesize } as u64, call)
+    let bytes = unsafe { (*parameters).bytesize } as u64;
+    residency::with_space(bytes, |short| graph::allocate(bytes, || short.note(call())))
 }
 
 /// # Safety

@@ -64,14 +64,16 @@ pub(crate) unsafe fn cuMemAllocManaged(
     flags: u32,
 ) -> CUresult {
     // Managed memory may oversubscribe a device and then thrashes everybody's: all of it counts.
-    // SAFETY: the caller's own arguments; on success the driver has written the address.
-    unsafe {
-        metered_apart(
-            bytes as u64,
-            || real::cuMemAllocManaged(dptr, bytes, flags),
-            || ((*dptr).0, bytes as u64),
-        )
-    }
+    residency::with_space(bytes as u64, |short| {
+        // SAFETY: the caller's own arguments; on success the driver has written the address.
+        unsafe {
+            metered_apart(
+                bytes as u64,
+                || short.note(real::cuMemAllocManaged(dptr, bytes, flags)),
+                || ((*dptr).0, bytes as u64),
+            )
+        }
+    })
 }
 
 /// # Safety

@@ -6,7 +6,7 @@ use crate::attachment::client;
 use crate::driver::real;
 use crate::gate::capture;
 use crate::metering::{Meter, granules, physical};
-use crate::residency;
+use crate::residency::{self, Needs};
 
 /// # Safety
 /// As the driver's function.
@@ -58,9 +58,6 @@ pub(crate) unsafe fn cuMemCreate(
     };
     // Drivers take multiples of the granule only.
     let whole = granules(bytes as u64);
-    if let Err(refusal) = meter.reserve(whole, bytes as u64) {
-        return refusal;
-    }
     // SAFETY: as above.
     let properties = unsafe { &*properties };
     let elsewhere = || {
@@ -71,36 +68,46 @@ pub(crate) unsafe fn cuMemCreate(
     };
     // What the driver would refuse it is to refuse: that is for the call itself.
     let is_plain = !handle.is_null() && flags == 0 && bytes != 0 && whole == bytes as u64;
-    let may_be_elsewhere = residency::active()
-        && is_plain
-        && residency::is_capped(meter.device())
-        && can_be_on_host(properties)
-        && !capture::any();
-    let mut placed = (may_be_elsewhere && residency::cap_is_reached(meter.device(), whole))
-        .then(elsewhere)
-        .flatten();
-    let mut on_device = placed.is_none();
-    if may_be_elsewhere && on_device {
-        let result = call();
-        placed = Some(result);
-        if result == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            placed = elsewhere();
-            on_device = placed.is_none();
+    let attempt = |short: &residency::Short| {
+        let prepaid = match meter.prepay_for(whole, bytes as u64) {
+            Ok(prepaid) => prepaid,
+            Err(refusal) => return refusal,
+        };
+        let may_be_elsewhere = residency::active()
+            && is_plain
+            && residency::is_capped(meter.device())
+            && can_be_on_host(properties)
+            && !capture::any();
+        let mut placed = (may_be_elsewhere && residency::cap_is_reached(meter.device(), whole))
+            .then(elsewhere)
+            .flatten();
+        let mut on_device = placed.is_none();
+        if on_device {
+            let mut result = call();
+            if may_be_elsewhere && result == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+                placed = elsewhere();
+                on_device = placed.is_none();
+            }
+            if on_device {
+                result = short.note(result);
+                placed = Some(result);
+            }
         }
-    }
-    let result = placed.unwrap_or_else(|| residency::patiently(&meter, whole, call));
-    if result.is_ok() {
-        if residency::active() {
-            // SAFETY: as below.
-            unsafe { own(handle, whole, meter.device(), properties, on_device) };
+        let result = placed.unwrap_or(CUresult::CUDA_ERROR_UNKNOWN);
+        if result.is_ok() {
+            if residency::active() {
+                // SAFETY: as below.
+                unsafe { own(handle, whole, meter.device(), properties, on_device) };
+            }
+            // SAFETY: the driver has written the handle.
+            let handle = unsafe { (*handle).0 };
+            physical::created(handle, whole, meter.device());
         }
-        // SAFETY: the driver has written the handle.
-        let handle = unsafe { (*handle).0 };
-        physical::created(handle, whole, meter.device());
-    } else {
-        meter.release(whole);
-    }
-    result
+        // What is not taken is not held while the device has no space for it.
+        meter.settle(prepaid, if result.is_ok() { whole } else { 0 });
+        result
+    };
+    residency::with_space_on(&meter, Needs::Bytes(whole), attempt)
 }
 
 /// Gives the program a number of ours for a handle that may have to be made anew, where its memory

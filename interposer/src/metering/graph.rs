@@ -150,6 +150,13 @@ pub(crate) struct Prepaid {
     trims: u64,
 }
 
+/// What the allocation nodes of an executable graph take together, in bytes, and on which device.
+pub(crate) fn weight(exec: usize) -> Option<(Meter, u64)> {
+    let bytes = with(|execs| execs.get(&exec).map(|weight| weight.bytes))?;
+    let meter = here().and_then(Meter::of)?;
+    Some((meter, granules(bytes)))
+}
+
 /// Before an executable graph is launched or uploaded: reserves what it may take.
 ///
 /// # Errors

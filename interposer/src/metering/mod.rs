@@ -122,6 +122,28 @@ impl Meter {
         }
     }
 
+    /// As [`reserve`](Self::reserve), for a call that takes all of it or nothing:
+    /// [`settle`](Self::settle) says which. Until then nobody counts on it, and nobody on the
+    /// contrary.
+    #[inline]
+    pub(crate) fn prepay_for(&self, bytes: u64, asked: u64) -> Result<Prepaid, CUresult> {
+        self.try_prepay(bytes)
+            .map_err(|over| self.refuse(over, asked))
+    }
+
+    /// The same; tells nobody of a refusal.
+    #[inline]
+    pub(crate) fn try_prepay(&self, bytes: u64) -> Result<Prepaid, OverLimit> {
+        let once = || self.prepay(bytes, true);
+        once().or_else(|first| self.reserve_again(first, once))
+    }
+
+    /// Brings what was prepaid to what was `taken`, in bytes.
+    #[inline]
+    pub(crate) fn settle(&self, prepaid: Prepaid, taken: u64) {
+        self.account.settle(self.device, prepaid, taken);
+    }
+
     fn reserve_once(&self, bytes: u64) -> Result<(), OverLimit> {
         self.account.reserve(self.device, bytes, self.limit_bytes())
     }
@@ -332,10 +354,10 @@ fn metered_whole(
     call: impl FnOnce() -> CUresult,
     made: impl FnOnce() -> (u64, u64),
 ) -> CUresult {
-    let most = granules(bytes);
-    if let Err(refusal) = meter.reserve(most, bytes) {
-        return refusal;
-    }
+    let prepaid = match meter.prepay_for(granules(bytes), bytes) {
+        Ok(prepaid) => prepaid,
+        Err(refusal) => return refusal,
+    };
     let result = call();
     let taken = if result.is_ok() {
         let (address, bytes) = made();
@@ -347,7 +369,7 @@ fn metered_whole(
     } else {
         0
     };
-    correct(meter, most, taken);
+    meter.settle(prepaid, taken);
     result
 }
 

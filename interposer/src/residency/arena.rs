@@ -16,15 +16,17 @@
 mod backing;
 mod ending;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use channel::Prepaid;
 use shim_ffi::*;
 
 use super::chunk::GRANULE;
 use super::ranges::Ranges;
-use super::space::SpaceWait;
+use super::space::{self, Needs};
 use super::{agent, quiesce, tuning};
 use crate::attachment::client;
 use crate::driver::real;
@@ -291,21 +293,22 @@ impl Arena {
         if asked > MOST {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let mut space: Option<SpaceWait<'_>> = None;
-        loop {
-            let pass = quiesce::pass()?;
-            let missing = match self.try_allocate(meter, asked) {
-                Ok(address) => return Ok(address),
-                Err(Short::Refused(status)) => return Err(status),
-                Err(Short::Device(missing)) => missing,
+        let address = Cell::new(0);
+        let result = space::with_space_on(meter, Needs::Bytes(granules(asked)), |short| {
+            let _pass = match quiesce::pass() {
+                Ok(pass) => pass,
+                Err(status) => return status,
             };
-            // Not inside while waiting: the arbiter may want this very job's memory out.
-            drop(pass);
-            let space = space.get_or_insert_with(|| SpaceWait::begin(meter, missing));
-            if !space.wait() {
-                return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+            match self.try_allocate(meter, asked) {
+                Ok(made) => {
+                    address.set(made);
+                    CUresult::CUDA_SUCCESS
+                }
+                Err(Short::Refused(status)) => status,
+                Err(Short::Device(bytes)) => short.lacks(bytes),
             }
-        }
+        });
+        result.ok().map(|()| address.get())
     }
 
     fn try_allocate(&'static self, meter: &Meter, asked: u64) -> Result<u64, Short> {
@@ -385,9 +388,9 @@ impl Arena {
             has.next_power_of_two().clamp(GRANULE, most).max(least)
         };
         let mut size = best;
-        let on_device = loop {
-            match meter.try_reserve(size) {
-                Ok(()) => break true,
+        let mut prepaid = loop {
+            match meter.try_prepay(size) {
+                Ok(prepaid) => break Some(prepaid),
                 Err(_) if size > least => size = least,
                 Err(_) if self.drop_spare(meter) => {}
                 Err(over) => {
@@ -395,18 +398,25 @@ impl Arena {
                         return Err(Short::Refused(meter.refuse(over, asked)));
                     }
                     meter.force(size);
-                    break false;
+                    break None;
                 }
             }
         };
-        let made = match self.back_within_cap(meter, &[size], on_device) {
-            Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) if size > least => {
+        let on_device = prepaid.is_some();
+        let mut made = self.back_within_cap(meter, &[size], on_device);
+        if made == Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) && size > least {
+            // Less may be there, and what it is short of is not this.
+            if let Some(more) = prepaid.take() {
+                meter.settle(more, 0);
+                let less = meter.try_prepay(least);
+                prepaid = Some(less.map_err(|over| Short::Refused(meter.refuse(over, asked)))?);
+            } else {
                 meter.release(size - least);
-                size = least;
-                self.back_within_cap(meter, &[size], on_device)
             }
-            made => made,
-        };
+            size = least;
+            made = self.back_within_cap(meter, &[size], on_device);
+        }
+        settle(meter, prepaid, size, made.is_ok());
         match made {
             Ok((start, chunks)) => {
                 let mut inner = self.inner();
@@ -420,10 +430,7 @@ impl Arena {
                 inner.shared.insert(start, shared);
                 Ok(start)
             }
-            Err(status) => {
-                meter.release(size);
-                Err(short(status, size, on_device))
-            }
+            Err(status) => Err(short(status, size, on_device)),
         }
     }
 
@@ -432,24 +439,27 @@ impl Arena {
     #[inline(never)]
     fn large(&'static self, meter: &Meter, asked: u64) -> Result<u64, Short> {
         let bytes = granules(asked);
-        let on_device = loop {
-            match meter.try_reserve(bytes) {
-                Ok(()) => break true,
+        let prepaid = loop {
+            match meter.try_prepay(bytes) {
+                Ok(prepaid) => break Some(prepaid),
                 Err(_) if self.drop_spare(meter) => {}
                 Err(over) => {
                     if !self.overflows() {
                         return Err(Short::Refused(meter.refuse(over, asked)));
                     }
                     meter.force(bytes);
-                    break false;
+                    break None;
                 }
             }
         };
+        let on_device = prepaid.is_some();
         let most = tuning::chunk_bytes();
         let parts: Vec<u64> = (0..bytes.div_ceil(most))
             .map(|at| most.min(bytes - at * most))
             .collect();
-        match self.back_within_cap(meter, &parts, on_device) {
+        let made = self.back_within_cap(meter, &parts, on_device);
+        settle(meter, prepaid, bytes, made.is_ok());
+        match made {
             Ok((start, chunks)) => {
                 let block = Block {
                     bytes: asked,
@@ -460,10 +470,7 @@ impl Arena {
                 self.inner().blocks.insert(start, block);
                 Ok(start)
             }
-            Err(status) => {
-                meter.release(bytes);
-                Err(short(status, bytes, on_device))
-            }
+            Err(status) => Err(short(status, bytes, on_device)),
         }
     }
 
@@ -506,6 +513,15 @@ impl Inner {
         }
         let gone = self.take_shared(start);
         Some(gone.map(|(start, shared)| (start, shared.bytes, vec![shared.chunk])))
+    }
+}
+
+/// Brings a charge of `bytes`, prepaid or beyond the quota, to what was made.
+fn settle(meter: &Meter, prepaid: Option<Prepaid>, bytes: u64, made: bool) {
+    match prepaid {
+        Some(prepaid) => meter.settle(prepaid, if made { bytes } else { 0 }),
+        None if made => {}
+        None => meter.release(bytes),
     }
 }
 

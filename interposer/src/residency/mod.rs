@@ -61,7 +61,7 @@ pub(crate) use operands::used;
 pub(crate) use owned::{adopt, is_owned, noted, release, retain, stay, translated, unmapped};
 pub(crate) use quiesce::{ACTIVE, Pass, active, pass, pass_submission};
 pub(crate) use report::{address_range, attribute, attributes, set_attribute};
-pub(crate) use space::{patiently, waits, with_space};
+pub(crate) use space::{Needs, Short, SpaceWait, waits, with_space, with_space_on};
 
 /// Before the first attachment: finds what [`begin`] asks the driver for, which may take the
 /// dynamic linker's lock.

@@ -493,3 +493,51 @@ proptest! {
         }
     }
 }
+
+fn mixed() -> impl Strategy<Value = Vec<ResidentJob>> {
+    let one = (0..6u64, 0..4u64, any::<bool>());
+    prop::collection::vec(one, 1..6).prop_map(|all| {
+        let job = |(id, (movable, fixed, out)): (u64, (u64, u64, bool))| ResidentJob {
+            id: TenantId(id),
+            weight_ppm: 1,
+            evictable_bytes: movable * GIB,
+            resident_bytes: if out { 0 } else { movable * GIB },
+            fixed_bytes: fixed * GIB,
+            out: out && movable > 0,
+            ..ResidentJob::default()
+        };
+        (0..).zip(all).map(job).collect()
+    })
+}
+
+proptest! {
+    /// What a job hears that it can have is there when all others have left, and no more.
+    #[test]
+    fn what_can_be_had_is_what_is_there_when_all_have_left(all in mixed(), capacity in 1..20u64) {
+        let id = all[0].id;
+        let known = ResidentJobs {
+            now_ns: S,
+            capacity_bytes: capacity * GIB,
+            all: &all,
+        };
+        let most = known.attainable_bytes(id, false);
+        let mut gone = all.clone();
+        for one in &mut gone {
+            one.resident_bytes = if one.id == id { one.evictable_bytes } else { 0 };
+            one.out = one.id != id;
+        }
+        let lacks = |space_bytes| {
+            let mut gone = gone.clone();
+            gone[0].space_bytes = space_bytes;
+            let residents = ResidentJobs { all: &gone, ..known };
+            residents.lacking_bytes(0)
+        };
+        let own_bytes = gone[0].evictable_bytes;
+        let all_bytes = known.attainable_bytes(id, true);
+        prop_assert_eq!(all_bytes.saturating_sub(own_bytes), most);
+        if most > 0 {
+            prop_assert_eq!(lacks(most), 0);
+        }
+        prop_assert!(lacks(most + 1) > 0);
+    }
+}

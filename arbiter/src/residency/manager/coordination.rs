@@ -91,7 +91,7 @@ impl ResidencyManager {
     }
 
     /// An opportunistic job whose memory can be moved, and that has it where it can use it.
-    fn is_coordinated(&self, job: &JobView<'_>) -> bool {
+    pub(super) fn is_coordinated(&self, job: &JobView<'_>) -> bool {
         let known = |(client, _): &(u64, _)| self.machines.contains_key(client);
         job.class == Class::Opportunistic
             && !job.terms.kept_away
