@@ -13,11 +13,13 @@ impl Arbiter {
         if let Some(why) = farewell {
             self.on_farewell(id, &why);
         }
-        if bell == Bell::HungUp {
-            return self.on_client_hung_up(id);
+        match bell {
+            Bell::HungUp => self.on_client_hung_up(id),
+            Bell::Rang(bells) => {
+                let devices = self.clients.count_rings(id, bells, &self.poller);
+                self.schedulers.mark(devices);
+            }
         }
-        let devices = self.clients.count_ring(id, bell, &self.poller);
-        self.schedulers.mark(devices);
     }
 
     /// The process has refused itself, by its own word: that is reported, and nothing else follows

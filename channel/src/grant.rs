@@ -221,7 +221,7 @@ impl Default for ArbiterHalf {
             header: Default::default(),
             epoch: Default::default(),
             tenant_slot: Default::default(),
-            reserved0: 0,
+            bells: Default::default(),
             heartbeat_mono_ns: Default::default(),
             orders: Default::default(),
             residency: Default::default(),

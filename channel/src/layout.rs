@@ -17,7 +17,7 @@ use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 /// Incompatible changes of the layout.
 pub const LAYOUT_MAJOR: u32 = 2;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
-pub const LAYOUT_MINOR: u32 = 2;
+pub const LAYOUT_MINOR: u32 = 3;
 
 /// Devices that one client can name.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
@@ -79,7 +79,8 @@ pub struct ArbiterHalf {
     pub(crate) epoch: AtomicU64,
     /// Slot of this client in its tenant's page.
     pub(crate) tenant_slot: AtomicU32,
-    pub(crate) reserved0: u32,
+    /// How often bells of the client were answered, never 0; 0: nobody counts. Since 2.3.
+    pub(crate) bells: AtomicU32,
     /// `CLOCK_MONOTONIC` time at which the arbiter was last seen at work, in nanoseconds.
     pub(crate) heartbeat_mono_ns: AtomicU64,
     /// Number of orders given, all devices. The client's agent waits on this word. Since 1.2.
@@ -362,6 +363,7 @@ mod promise {
     const _: () = assert!(offset_of!(DeviceGrant, turn_mono_ns) == 56);
     const _: () = assert!(offset_of!(DeviceGrant, order) == 64);
     const _: () = assert!(offset_of!(DeviceGrant, resident_cap_plus_one) == 88);
+    const _: () = assert!(offset_of!(ArbiterHalf, bells) == 76);
     const _: () = assert!(offset_of!(ArbiterHalf, orders) == 88);
     const _: () = assert!(offset_of!(ArbiterHalf, resize) == 104);
     const _: () = assert!(offset_of!(ArbiterHalf, pin_permit) == 112);

@@ -10,6 +10,7 @@
 #[cfg(not(loom))]
 mod accounts;
 mod activity;
+mod bells;
 mod grant;
 mod journal;
 mod layout;
@@ -38,6 +39,7 @@ pub mod wire;
 #[cfg(not(loom))]
 pub use accounts::{Accounts, PageViolation};
 pub use activity::{Following, InFlight};
+pub use bells::LastBell;
 pub use grant::{COMING, Grant, OPEN, Window};
 pub use journal::{BadRecord, Bypass, Event, Record};
 pub use layout::{

@@ -58,6 +58,7 @@ pub const CRATES: [Crate; 19] = [
                 "words and what they mean",
                 &[
                     "activity",
+                    "bells",
                     "grant",
                     "reservation",
                     "residency",
