@@ -87,7 +87,7 @@ impl Arbiter {
             let fields = [
                 ("pid", Value::from(client.pid)),
                 ("held_bytes", Value::from(held_bytes)),
-                ("launches", Value::from(client.pages.client.launches())),
+                ("launches", Value::from(client.launches())),
             ];
             self.journal
                 .write("detached", tenant.about(), message, &fields);

@@ -5,6 +5,7 @@
 //! and no longer than it is in. What a client writes into its journal is read once, and what no
 //! library of ours writes there is counted against its job.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,6 +17,7 @@ use policy::TenantId;
 
 use crate::peer;
 use crate::reactor::{Event, Interest, Poller};
+use crate::tally::Tally;
 
 /// Doorbells answered one by one within a housekeeping period; beyond them the client is only
 /// looked at once a period. A waiting thread rings once, and a gate opens and closes some hundred
@@ -69,6 +71,8 @@ pub struct Client {
     muted: bool,
     /// Periods in a row with too many needless ones.
     floods: u32,
+    /// What it has submitted, to all devices.
+    launches: Cell<Tally>,
     /// Next record to read from its ring.
     journal_next: u64,
     /// Records in its ring that no library of ours writes, since that was looked at last.
@@ -121,9 +125,18 @@ impl Client {
             needless: 0,
             muted: false,
             floods: 0,
+            launches: Cell::new(Tally::whole()),
             journal_next,
             bad_records: 0,
         }
+    }
+
+    /// What it has submitted, to all devices: never less than before, whatever it writes.
+    pub fn launches(&self) -> u64 {
+        let mut launches = self.launches.get();
+        let total = launches.look(self.pages.client.launches());
+        self.launches.set(launches);
+        total
     }
 
     /// Indices of its devices.

@@ -179,6 +179,7 @@ pub const CRATES: [Crate; 19] = [
                     "descriptors",
                     "peer",
                     "spare",
+                    "tally",
                     "timeline",
                     "usage",
                     "watch",
