@@ -3,8 +3,8 @@
 //! A client may write any number at any time, processes end, and threads go from one device to
 //! another. A sum over what is there now falls then, and the difference of two such sums is no
 //! count. So each count is followed where it is written: what it has grown by is added to a total,
-//! and where it goes back nothing is added and it is followed from there. What the total has is kept
-//! when the count is gone.
+//! and where it goes back nothing is added and it is followed from there. What the total has is
+//! kept when the count is gone.
 
 use channel::THREAD_SLOTS;
 use channel::arbiter::ClientPages;

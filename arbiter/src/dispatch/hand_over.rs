@@ -8,9 +8,9 @@
 //! cannot be seen: it is a figure of the device ([`super::pace::Pace::turn_ns`]).
 //!
 //! When a thread was let in is its client's word. So what was learnt from a tenant is that tenant's
-//! own figure, and the device's is the middle one of its tenants', of two the smaller: who says that
-//! it comes late makes nobody else's slices longer, unless most of the tenants say so. It cannot say
-//! that it came before its gate was opened, which is seen here.
+//! own figure, and the device's is the middle one of its tenants', of two the smaller: who says
+//! that it comes late makes nobody else's slices longer, unless most of the tenants say so. It
+//! cannot say that it came before its gate was opened, which is seen here.
 //!
 //! Invariants: one slice at most waits to begin (`coming`), and only it has a time at which it
 //! begins although the drains before it have not ended; one tenant at most is pre-woken; the cost
