@@ -14,11 +14,13 @@ impl Arbiter {
         if let Some(why) = farewell {
             self.on_farewell(id, &why);
         }
-        if bell == Bell::HungUp {
-            return self.on_client_hung_up(id);
+        match bell {
+            Bell::HungUp => return self.on_client_hung_up(id),
+            Bell::Rang(bells) => {
+                let devices = self.clients.count_rings(id, bells, &self.poller);
+                self.schedulers.mark(devices);
+            }
         }
-        let devices = self.clients.count_ring(id, bell, &self.poller);
-        self.schedulers.mark(devices);
         let asks = |client: &&Client| client.credit_asked().is_some();
         if let Some(client) = self.clients.get(id).filter(asks) {
             self.answer_credit(client.tenant, self.clock.mono_ns());
@@ -93,7 +95,7 @@ impl Arbiter {
             let fields = [
                 ("pid", Value::from(client.pid)),
                 ("held_bytes", Value::from(held_bytes)),
-                ("launches", Value::from(client.pages.client.launches())),
+                ("launches", Value::from(client.launches())),
             ];
             self.journal
                 .write("detached", tenant.about(), message, &fields);

@@ -56,7 +56,7 @@ impl ContainerNames {
             })
         };
         Ok(Self {
-            lookups: (!descriptors::are_few()).then(start).transpose()?,
+            lookups: (!descriptors::are_fewest()).then(start).transpose()?,
             known: BTreeMap::new(),
         })
     }

@@ -10,7 +10,9 @@ use rustix::process::{Resource, getrlimit};
 
 /// Kept back: for a connection, what is known of its process, and the files that are opened for a
 /// moment (state, journal, `/proc`).
-const RESERVE: usize = 4;
+const RESERVE: usize = 16;
+/// The same where there are few: for a connection, its process, and one such file.
+const SMALL_RESERVE: usize = 4;
 /// What a client takes beside its connection, which is open already: its process and its job's
 /// page. Its own pages are open for a moment only, while the reserve is given up.
 const OF_CLIENT: usize = 2;
@@ -18,8 +20,6 @@ const OF_CLIENT: usize = 2;
 const FEW: u64 = 256;
 /// Below this limit none is spent on what can be done without.
 const FEWEST: u64 = 64;
-/// Above it nobody is counted: there are enough for as many clients as memory has space for.
-const PLENTY: u64 = 1 << 17;
 
 /// What is kept back; a clone is the same. The loop and the API's thread take newcomers in with it.
 /// Its lock is held for as long as a list is looked at.
@@ -31,7 +31,7 @@ pub struct Descriptors {
 impl Descriptors {
     /// Keeps some back, as far as there are any.
     pub fn keep(&self) {
-        while self.count() < RESERVE {
+        while self.count() < reserve(limit()) {
             match nothing() {
                 Ok(fd) => self.reserve.lock().push(fd),
                 Err(_) => return,
@@ -51,20 +51,19 @@ impl Descriptors {
 
     /// Whether a client would leave the reserve alone.
     pub fn suffice(&self) -> bool {
-        if limit().is_none_or(|limit| limit >= PLENTY) {
-            return true;
-        }
+        // Whatever the limit: the host has one as well, and who comes when the table is full is to
+        // be given the reason.
         self.keep();
-        self.count() >= RESERVE
+        self.count() >= reserve(limit())
             && (0..OF_CLIENT)
                 .map(|_| nothing())
                 .collect::<io::Result<Vec<OwnedFd>>>()
                 .is_ok()
     }
 
-    /// Whether there are so few that none should be taken before they are needed.
-    pub fn are_few() -> bool {
-        limit().is_some_and(|limit| limit < FEW)
+    /// Whether there are so few that no pages are kept ready for the next client.
+    pub fn are_too_few_for_spares() -> bool {
+        below(FEW)
     }
 
     /// What a refused client is sent.
@@ -98,8 +97,20 @@ impl Descriptors {
 }
 
 /// Whether there are so few that one more of the arbiter's own is a job less.
-pub fn are_few() -> bool {
-    limit().is_some_and(|most| most < FEWEST)
+pub fn are_fewest() -> bool {
+    below(FEWEST)
+}
+
+fn below(number: u64) -> bool {
+    limit().is_some_and(|most| most < number)
+}
+
+/// How many are kept back under a limit.
+fn reserve(limit: Option<u64>) -> usize {
+    match limit {
+        Some(limit) if limit < FEW => SMALL_RESERVE,
+        _ => RESERVE,
+    }
 }
 
 /// How many there may be; `None`: as many as memory has space for.
@@ -117,11 +128,32 @@ mod tests {
     use super::*;
 
     #[test]
+    fn some_are_kept_back_whatever_the_limit() {
+        let most = getrlimit(Resource::Nofile);
+        rustix::process::setrlimit(
+            Resource::Nofile,
+            rustix::process::Rlimit {
+                current: most.maximum,
+                maximum: most.maximum,
+            },
+        )
+        .expect("as high as it may be");
+        let descriptors = Descriptors::default();
+        assert!(descriptors.suffice());
+        let kept = descriptors.count();
+        println!("now: {kept} kept back under a limit of {:?}", limit());
+        assert_eq!(kept, reserve(limit()));
+        assert!(descriptors.give_up(), "a newcomer can be given the reason");
+        let kept = [Some(40), Some(1024), Some(1 << 17), Some(1 << 20), None].map(reserve);
+        assert_eq!(kept, [4, 16, 16, 16, 16]);
+    }
+
+    #[test]
     fn what_was_kept_back_can_be_had_again() {
         let descriptors = Descriptors::default();
         assert!(!descriptors.give_up());
         descriptors.keep();
-        assert_eq!(descriptors.count(), RESERVE);
+        assert_eq!(descriptors.count(), reserve(limit()));
         assert!(descriptors.give_up() && !descriptors.give_up());
         assert!(descriptors.suffice());
         let none = io::Error::from_raw_os_error(nix::libc::EMFILE);

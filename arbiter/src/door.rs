@@ -235,7 +235,7 @@ impl Door {
         } = self.greetings.remove(&id)?;
         let (hello, kept) = hello?;
         // The client's pages are files until they have been sent.
-        if Descriptors::are_few() {
+        if Descriptors::are_too_few_for_spares() {
             self.descriptors.give_up();
         }
         Some(Newcomer {
@@ -278,7 +278,7 @@ impl Door {
     /// Keeps descriptors back, and pages ready, for the next client.
     pub fn make_ready(&mut self) {
         self.descriptors.keep();
-        if !Descriptors::are_few() && self.descriptors.suffice() {
+        if !Descriptors::are_too_few_for_spares() && self.descriptors.suffice() {
             self.spare.fill();
         }
     }

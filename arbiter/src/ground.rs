@@ -106,7 +106,7 @@ impl Ground {
             .map_err(Error::io(format!("write {}", journal_path.display())))?;
         let state_file = StateFile::start(dir.state_file()).map_err(Error::io("start a thread"))?;
 
-        if options.api.is_some() && descriptors::are_few() {
+        if options.api.is_some() && descriptors::are_fewest() {
             return Err(Error::Remote(Unusable::Descriptors));
         }
         let remote = options.api.as_ref().map(Bound::new);
@@ -146,7 +146,7 @@ impl Ground {
         let descriptors = Descriptors::default();
         let api = Api::start(api, remote, counter, news, descriptors.clone())
             .map_err(Error::io("serve the API"))?;
-        if let Some(limit) = descriptors::limit().filter(|_| descriptors::are_few()) {
+        if let Some(limit) = descriptors::limit().filter(|_| descriptors::are_fewest()) {
             tracing::warn!(
                 "there are few descriptors ({limit}): {} takes {} connections at a time, and few jobs can run; start the arbiter with a `ulimit -n` of 64 or more",
                 path.display(),

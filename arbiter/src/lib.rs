@@ -82,6 +82,7 @@ mod state;
 mod status;
 mod supervisor;
 mod suspicions;
+mod tally;
 mod tenant;
 mod terms;
 mod timeline;

@@ -525,9 +525,7 @@ impl Arbiter {
         let mut held = 0;
         if let Some(tenant) = self.ledger.get_mut(client.tenant) {
             tenant.clients.retain(|other| *other != id);
-            tenant.launches_gone = tenant
-                .launches_gone
-                .wrapping_add(client.pages.client.launches());
+            tenant.launches_gone = tenant.launches_gone.saturating_add(client.launches());
             held = tenant.clear_slot(client.slot);
         }
         self.persistence.mark_old();

@@ -177,6 +177,7 @@ fn watch(asked: &Receiver<Ask>, tell: &Sender<News>, ring: &Bell) {
                 Err(_) => return,
             },
             recv(due) -> _ => {
+                // WRAPPING: a place in a circle of readings.
                 refreshed = refreshed.wrapping_add(1);
                 for (driver, nvml) in &open {
                     let taken_ns = mono_ns();

@@ -23,6 +23,7 @@ use crate::dispatch::Boundaries;
 use crate::ledger::Ledger;
 use crate::schedulers::Schedulers;
 use crate::state::SavedBaseline;
+use crate::tally::{Tally, growth};
 use crate::tenant::Tenant;
 
 mod learn;
@@ -83,6 +84,51 @@ struct Job {
     anchor_repeats: usize,
     /// Part of the launches that the period explains.
     coverage: f64,
+    counted: Counted,
+}
+
+/// What a job's processes have submitted and copied, those that have ended included.
+#[derive(Debug, Default)]
+struct Counted {
+    /// Launches and copied bytes of those that are there.
+    of: BTreeMap<u64, [Tally; 2]>,
+    gone: [u64; 2],
+}
+
+impl Counted {
+    fn look(&mut self, watched: &[Watched]) {
+        self.of.retain(|id, tallies| {
+            let there = watched.iter().any(|client| client.id == *id);
+            for (gone, tally) in self.gone.iter_mut().zip(tallies) {
+                *gone = gone.saturating_add(if there { 0 } else { tally.total() });
+            }
+            there
+        });
+        for client in watched {
+            let half = &client.pages.client;
+            let [launches, copied] = self.of.entry(client.id).or_default();
+            launches.look(half.launches());
+            copied.look(half.copied_bytes());
+        }
+    }
+
+    /// Launches and copied bytes of all of them together.
+    fn all(&self) -> [u64; 2] {
+        let mut sums = self.gone;
+        for tallies in self.of.values() {
+            for (sum, tally) in sums.iter_mut().zip(tallies) {
+                *sum = sum.saturating_add(tally.total());
+            }
+        }
+        sums
+    }
+
+    /// Launches of one of them.
+    fn launches_of(&self, client: u64) -> u64 {
+        self.of
+            .get(&client)
+            .map_or(0, |[launches, _]| launches.total())
+    }
 }
 
 /// Where boundaries are from.
@@ -404,7 +450,7 @@ impl Profiles {
     }
 
     fn counters_of(
-        &self,
+        &mut self,
         tenant: &Tenant,
         watched: &[Watched],
         schedulers: &Schedulers,
@@ -418,19 +464,11 @@ impl Profiles {
             counters.held_bytes = counters.held_bytes.saturating_add(tenant.used_bytes(index));
             counters.peak_bytes = counters.peak_bytes.saturating_add(tenant.peak_bytes(index));
         }
-        let source = self.jobs.get(&tenant.id).map(|job| job.source);
-        for client in watched {
-            let lead = match source {
-                Some(Source::Steps { client: lead } | Source::Found { client: lead, .. }) => {
-                    lead == client.id
-                }
-                _ => true,
-            };
-            let half = &client.pages.client;
-            counters.copied_bytes = counters.copied_bytes.wrapping_add(half.copied_bytes());
-            if lead {
-                counters.launches = counters.launches.wrapping_add(half.launches());
-            }
+        let job = self.jobs.entry(tenant.id).or_default();
+        job.counted.look(watched);
+        [counters.launches, counters.copied_bytes] = job.counted.all();
+        if let Source::Steps { client } | Source::Found { client, .. } = job.source {
+            counters.launches = job.counted.launches_of(client);
         }
         counters
     }
@@ -580,6 +618,7 @@ impl Job {
             Source::Steps { client } => {
                 if let Some(page) = find(client).and_then(|client| client.pages.signatures()) {
                     for noted in page.steps().since(self.next_boundary) {
+                        // WRAPPING: the number after it, of a count that a client writes.
                         self.next_boundary = noted.number.wrapping_add(1);
                         self.meter.boundary(noted, None, solo);
                     }
@@ -611,12 +650,13 @@ impl Job {
                 let ring = client.pages.signatures().and_then(|page| page.ring(slot));
                 if let Some(ring) = ring {
                     for noted in ring.boundaries().since(self.next_boundary) {
+                        // WRAPPING: the number after it, of a count that a client writes.
                         self.next_boundary = noted.number.wrapping_add(1);
                         self.meter.boundary(noted, Some(launches), solo);
                     }
                 }
                 let since = self.meter.last_launches().map_or(0, |last| {
-                    client.pages.client.launches_of(slot).wrapping_sub(last)
+                    growth(last, client.pages.client.launches_of(slot)).unwrap_or(0)
                 });
                 let fit = self.meter.fit(launches);
                 if fit.is_some_and(|fit| fit < FIT) || since > launches.saturating_mul(64) {

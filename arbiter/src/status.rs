@@ -280,7 +280,7 @@ impl Arbiter {
             wait_time_ns: sum(|device| device.wait_time_ns),
             overrun_ns: usages.iter().map(|usage| usage.overrun_ns).sum(),
             launches: processes.iter().fold(tenant.launches_gone, |sum, process| {
-                sum.wrapping_add(process.launches)
+                sum.saturating_add(process.launches)
             }),
             grants: usages.iter().map(|usage| usage.grants).sum(),
             oom_count: tenant.oom_count,
@@ -357,7 +357,7 @@ impl Arbiter {
                 pid: client.pid,
                 command: client.command.clone(),
                 attached_unix_ms: client.attached_unix_ms,
-                launches: client.pages.client.launches(),
+                launches: client.launches(),
                 mem_used_bytes: (0..self.schedulers.len())
                     .map(|index| tenant.accounts.slot_bytes(client.slot, index))
                     .fold(0, u64::saturating_add),
@@ -377,7 +377,7 @@ impl Arbiter {
                 Some(first) => {
                     let again = all.remove(at);
                     let first: &mut ProcessStatus = &mut all[*first];
-                    first.launches = first.launches.wrapping_add(again.launches);
+                    first.launches = first.launches.saturating_add(again.launches);
                     first.mem_used_bytes =
                         first.mem_used_bytes.saturating_add(again.mem_used_bytes);
                     first.ungoverned.extend(again.ungoverned);

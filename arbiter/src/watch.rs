@@ -145,7 +145,7 @@ struct Listening {
 
 impl Listening {
     fn to(paths: &[PathBuf]) -> io::Result<Self> {
-        if crate::descriptors::are_few() {
+        if crate::descriptors::are_fewest() {
             return Err(io::Error::other("the limit of descriptors is low"));
         }
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;

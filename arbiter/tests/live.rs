@@ -6,7 +6,7 @@
 )]
 mod bench;
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use arbiter::{DeviceRule, Options, Rules};
 use bench::{Daemon, Worker, attach, child, lie, named, refusal, role_of_ours, until};
@@ -347,6 +347,44 @@ fn what_was_changed_outlives_the_arbiter_and_gives_way_to_the_file() {
 }
 
 #[test]
+fn a_client_of_ours_that_rings_without_end_is_no_flood() {
+    let daemon = Daemon::start();
+    let mut operator = daemon.operator();
+    let busy = operator.register(named("busy", 0.5)).expect("registered");
+    let quiet = operator.register(named("quiet", 0.5)).expect("registered");
+    let busy = attach(&busy);
+    let worker = Worker::start(attach(&quiet));
+    let (storm, rung) = (AtomicBool::new(true), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while storm.load(Relaxed) {
+                    busy.ring();
+                    rung.fetch_add(1, Relaxed);
+                }
+            });
+        }
+        // More than the five periods that make a flood.
+        let began = std::time::Instant::now();
+        until("it has rung for two seconds", || {
+            (began.elapsed().as_secs() >= 2).then_some(())
+        });
+        let before = worker.launches();
+        until("the quiet one goes on", || {
+            (worker.launches() > before + 200).then_some(())
+        });
+        storm.store(false, Relaxed);
+    });
+    let found = violations(&mut operator, "busy");
+    let rung = rung.into_inner();
+    println!(
+        "now: {rung} rings of three threads, {} violations",
+        found.len()
+    );
+    assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
 fn a_flood_of_doorbells_is_reported_and_demoted() {
     let daemon = Daemon::start();
     let mut operator = daemon.operator();
@@ -358,7 +396,7 @@ fn a_flood_of_doorbells_is_reported_and_demoted() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while storm.load(Relaxed) {
-                noisy.ring();
+                noisy.send_bell();
             }
         });
         until("it is reported", || {

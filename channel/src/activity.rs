@@ -296,14 +296,10 @@ impl ClientHalf {
             .unwrap_or(0)
     }
 
-    /// Submissions so far by threads that last used `device`.
-    pub fn launches_on(&self, device: usize) -> u64 {
-        self.threads
-            .iter()
-            .filter(|thread| thread.device.load(Relaxed) as usize == device)
-            .fold(0, |sum, thread| {
-                sum.wrapping_add(thread.launches.load(Relaxed))
-            })
+    /// Whether the thread with slot `slot` has last used `device`.
+    pub fn uses(&self, slot: usize, device: usize) -> bool {
+        let thread = self.threads.get(slot);
+        thread.is_some_and(|thread| thread.device.load(Relaxed) as usize == device)
     }
 
     /// When the first thread that last used `device` was let in since `since_mono_ns`, of those

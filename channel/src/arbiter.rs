@@ -187,10 +187,8 @@ fn welcome(outcome: Outcome, device_map: [Option<u8>; MAX_DEVICES], text: &str) 
 /// What a client's socket has said since it was looked at last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bell {
-    /// That something has changed. What it rang for is read after this.
-    Rang,
-    /// The same, and more often than is looked at in one go: it may be ringing without end.
-    StillRinging,
+    /// That something has changed, by so many messages. What it rang for is read after this.
+    Rang(u32),
     /// The other side is closed.
     HungUp,
 }
@@ -200,8 +198,8 @@ pub enum Bell {
 /// as that.
 pub fn answer_bell(socket: BorrowedFd<'_>, farewell: &mut Option<String>) -> Bell {
     /// Messages taken in one go; more than a queue holds by default (net.unix.max_dgram_qlen).
-    const MOST: usize = 16;
-    for _ in 0..MOST {
+    const MOST: u32 = 64;
+    for taken in 0..MOST {
         let mut text = [0u8; TEXT_BYTES];
         match rustix::net::recv(socket, &mut text, rustix::net::RecvFlags::DONTWAIT) {
             // A message of no bytes, or the end.
@@ -210,13 +208,13 @@ pub fn answer_bell(socket: BorrowedFd<'_>, farewell: &mut Option<String>) -> Bel
                 let text = String::from_utf8_lossy(text.get(..bytes).unwrap_or_default());
                 *farewell = Some(text.replace(char::is_control, "?"));
             }
-            Err(rustix::io::Errno::AGAIN) => return Bell::Rang,
+            Err(rustix::io::Errno::AGAIN) => return Bell::Rang(taken),
             Err(_) => return Bell::HungUp,
         }
     }
     match has_hung_up(socket) {
         true => Bell::HungUp,
-        false => Bell::StillRinging,
+        false => Bell::Rang(MOST),
     }
 }
 
@@ -286,6 +284,8 @@ impl ClientPages {
             arbiter.set_limit(device, None);
             arbiter.set_physical(device, 0, None);
         }
+        // From here on bells are counted.
+        arbiter.answer_bells();
         arbiter.publish();
         let file = rustix::fs::fstat(&client_fd)
             .map_err(|errno| PageError::Io("look at", errno.into()))?;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::bells::LastBell;
 use crate::handshake;
 use crate::kept::Kept;
 use crate::layout::{ArbiterHalf, ClientHalf, MAX_DEVICES, NO_SLOT, SignaturePage, TenantPage};
@@ -165,6 +166,7 @@ pub struct ClientEnd {
     pub slot: u32,
     /// What a later re-attachment needs: the same for all attachments, for the pages are.
     reattach: Arc<ReattachState>,
+    last_bell: LastBell,
     socket: Kept,
     arbiter_process: Option<Kept>,
 }
@@ -284,17 +286,29 @@ impl ClientEnd {
             device_map: welcome.device_map,
             slot: taken.arbiter.tenant_slot(),
             reattach: taken.reattach,
+            last_bell: LastBell::default(),
             socket,
             arbiter_process,
         })
     }
 
-    /// client --something changed--> arbiter: a message of no bytes. One that does not fit any more
-    /// need not be sent: the arbiter has yet to look at those before it.
+    /// client --something changed--> arbiter: a message of no bytes. None is sent while the last
+    /// one has not been answered, and one that does not fit any more need not be sent: the arbiter
+    /// has yet to look at those before it.
     pub fn ring(&self) {
-        if let Some(socket) = self.socket.get() {
-            let _ = handshake::send(socket, &[], &[]);
-        }
+        self.last_bell.ring(self.arbiter, || self.send_bell());
+    }
+
+    /// Sends a bell whether one is on its way or not, as a peer that is not this library may.
+    /// Whether there is one in the socket now.
+    #[doc(hidden)]
+    pub fn send_bell(&self) -> bool {
+        let sent = self
+            .socket
+            .get()
+            .map(|socket| handshake::send(socket, &[], &[]));
+        let is_full = |error: io::Error| error.kind() == io::ErrorKind::WouldBlock;
+        sent.is_some_and(|sent| sent.map_or_else(is_full, |()| true))
     }
 
     /// Tells the arbiter why this process does not stay. To be dropped afterwards.

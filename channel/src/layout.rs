@@ -54,7 +54,11 @@ pub struct Header {
     pub(crate) magic: AtomicU64,
     /// Optional abilities of the writer, as bits.
     pub(crate) features: AtomicU64,
-    pub(crate) reserved: [u64; 5],
+    /// Of an [`ArbiterHalf`]: how often bells of the client were answered, never 0; 0: nobody
+    /// counts. Since 2.3.
+    pub(crate) bells: AtomicU32,
+    pub(crate) reserved0: u32,
+    pub(crate) reserved: [u64; 4],
 }
 
 /// `magic` of an [`ArbiterHalf`].
@@ -382,6 +386,7 @@ mod promise {
     const _: () = assert!(offset_of!(DeviceGrant, turn_mono_ns) == 56);
     const _: () = assert!(offset_of!(DeviceGrant, order) == 64);
     const _: () = assert!(offset_of!(DeviceGrant, resident_cap_plus_one) == 88);
+    const _: () = assert!(offset_of!(Header, bells) == 24);
     const _: () = assert!(offset_of!(ArbiterHalf, orders) == 88);
     const _: () = assert!(offset_of!(ArbiterHalf, resize) == 104);
     const _: () = assert!(offset_of!(ArbiterHalf, pin_permit) == 112);

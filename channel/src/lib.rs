@@ -10,6 +10,7 @@
 #[cfg(not(loom))]
 mod accounts;
 mod activity;
+mod bells;
 mod credit;
 mod grant;
 mod journal;
@@ -39,6 +40,7 @@ pub mod wire;
 #[cfg(not(loom))]
 pub use accounts::{Accounts, PageViolation};
 pub use activity::{Following, InFlight};
+pub use bells::LastBell;
 pub use grant::{COMING, Grant, OPEN, Window};
 pub use journal::{BadRecord, Bypass, Event, Record};
 pub use layout::{

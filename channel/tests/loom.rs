@@ -3,7 +3,9 @@
 
 #![cfg(loom)]
 
-use channel::{Account, ArbiterHalf, Block, ClientHalf, Event, Grant, Hold, Owner, TenantPage};
+use channel::{
+    Account, ArbiterHalf, Block, ClientHalf, Event, Grant, Hold, LastBell, Owner, TenantPage,
+};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
@@ -170,6 +172,47 @@ fn a_request_is_seen_by_the_arbiter_that_closed_before_it() {
             assert_eq!(half.waiting(0), 1, "rung and nobody there");
         }
         waiter.join().expect("waiter");
+    });
+}
+
+#[test]
+fn a_bell_that_is_not_sent_is_answered_by_the_look_that_is_still_to_come() {
+    // Two threads of a client say that they wait and ring; the arbiter takes what was rung, counts
+    // its answer and looks.
+    model(|| {
+        let (arbiter, client) = (
+            Arc::new(ArbiterHalf::default()),
+            Arc::new(ClientHalf::default()),
+        );
+        arbiter.answer_bells();
+        let last = Arc::new(LastBell::default());
+        let socket = Arc::new(loom::sync::Mutex::new(0));
+        let ringers: Vec<_> = (0..2)
+            .map(|_| {
+                let (arbiter, client) = (Arc::clone(&arbiter), Arc::clone(&client));
+                let (last, socket) = (Arc::clone(&last), Arc::clone(&socket));
+                thread::spawn(move || {
+                    client.want(0).expect("device").begin_waiting();
+                    last.ring(&arbiter, || {
+                        *socket.lock().expect("socket") += 1;
+                        true
+                    });
+                })
+            })
+            .collect();
+        let mut seen = 0;
+        let mut answer = || {
+            if std::mem::take(&mut *socket.lock().expect("socket")) > 0 {
+                arbiter.answer_bells();
+                seen = client.waiting(0);
+            }
+            seen
+        };
+        answer();
+        for ringer in ringers {
+            ringer.join().expect("ringer");
+        }
+        assert_eq!(answer(), 2, "one waits, and no bell is on its way");
     });
 }
 

@@ -163,6 +163,7 @@ impl PartitionTable {
         let peak_bytes = memory.peak_bytes();
         let free_bytes = self.free_bytes();
         if peak_bytes <= free_bytes {
+            // WRAPPING: a name; as many partitions never live at once.
             self.partition_ids = self.partition_ids.wrapping_add(1);
             let partition = PartitionId(self.partition_ids);
             self.partitions.push(Partition {

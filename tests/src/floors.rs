@@ -58,6 +58,7 @@ pub const CRATES: [Crate; 19] = [
                 "words and what they mean",
                 &[
                     "activity",
+                    "bells",
                     "credit",
                     "grant",
                     "reservation",
@@ -179,6 +180,7 @@ pub const CRATES: [Crate; 19] = [
                     "descriptors",
                     "peer",
                     "spare",
+                    "tally",
                     "timeline",
                     "usage",
                     "watch",

@@ -211,6 +211,46 @@ fn tiny_memsets_beside_a_busy_job_are_no_violation() {
 }
 
 #[test]
+fn a_job_that_is_refused_memory_without_end_keeps_its_share() {
+    let sandbox = Sandbox::new();
+    let busy = spin_of(&sandbox, "busy", "0.5");
+    goes_on(&sandbox, "busy");
+    let mut command = sandbox.job(
+        &["--name", "full", "--share", "0.5", "--mem", "512MiB"],
+        programs::program("at_quota"),
+    );
+    let kernel = Artefacts::get().root().join("simgpu/kernels/busy.ptx");
+    let mut full = ProgramRun::start(command.arg(kernel).arg((1u64 << 30).to_string()));
+    let mut answer = || {
+        let line = full.ask("refused");
+        let mut words = line.split(' ').map(|word| word.parse::<u64>());
+        let mut next = || words.next().and_then(Result::ok).expect("a number");
+        (next(), next())
+    };
+    // Far longer than the five periods of 0.1 s after which a flood is found.
+    let (refused, wrong) = wait_until("it was refused often and has computed", || {
+        let counted = answer();
+        let now = job(&sandbox, "full");
+        assert_eq!(now.demoted, None, "after {} refusals", counted.0);
+        let device_ns = now.device_time_ns;
+        (counted.0 > 20_000 && device_ns > 500_000_000).then_some(counted)
+    });
+    assert_eq!(wrong, 0);
+    let (full_job, events) = (job(&sandbox, "full"), sandbox.events());
+    let found = events.iter().filter(|event| event.kind == "misbehaviour");
+    let share = full_job.share_got_contended.expect("contended");
+    println!(
+        "now: {refused} refusals, {} violations, {share:.3} of the device for 0.5",
+        full_job.misbehaved_count
+    );
+    assert_eq!(found.count(), 0, "{events:?}");
+    assert_eq!((full_job.misbehaved_count, &full_job.demoted), (0, &None));
+    assert!(full_job.oom_count > 0, "the journal knows");
+    full.finish().succeeded();
+    drop(busy);
+}
+
+#[test]
 fn a_job_with_a_sticky_error_leaves_its_turns_to_the_others() {
     let sandbox = Sandbox::new();
     let honest = spin(&sandbox, "honest", None);

@@ -53,6 +53,15 @@ pub struct Sample {
     pub wait_ns: u64,
 }
 
+impl Sample {
+    /// Submissions and time waited since an earlier one; `None`: they have gone back, and what was
+    /// known since then means nothing.
+    fn since(&self, start: &Self) -> Option<(u64, u64)> {
+        let launches = self.launches.checked_sub(start.launches)?;
+        Some((launches, self.wait_ns.checked_sub(start.wait_ns)?))
+    }
+}
+
 /// What is decided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Running {
@@ -122,6 +131,7 @@ impl Auto {
         let same = self.members.len() == at_work.len()
             && self.members.iter().zip(at_work).all(|(member, sample)| {
                 (member.at_start.tenant, member.at_start.class) == (sample.tenant, sample.class)
+                    && sample.since(&member.at_start).is_some()
             });
         if !same {
             self.begin_anew(now_ns, at_work);
@@ -174,8 +184,9 @@ impl Auto {
     fn learn(&mut self, now_ns: u64, at_work: &[Sample], fits: bool) {
         let period_ns = now_ns.saturating_sub(self.since_ns).max(1);
         for (member, sample) in self.members.iter_mut().zip(at_work) {
-            let launches = sample.launches.wrapping_sub(member.at_start.launches);
-            let waited_ns = sample.wait_ns.saturating_sub(member.at_start.wait_ns);
+            let Some((launches, waited_ns)) = sample.since(&member.at_start) else {
+                continue;
+            };
             let free_ns = period_ns.saturating_sub(waited_ns);
             if launches < FEW || free_ns < period_ns / 100 {
                 continue;
@@ -208,8 +219,8 @@ impl Auto {
         let period_ns = now_ns.saturating_sub(self.since_ns).max(1) as f64;
         let (mut sum, mut before, mut worst) = (0.0, 0.0, None);
         for (member, sample) in self.members.iter().zip(at_work) {
-            let launches = sample.launches.wrapping_sub(member.at_start.launches);
-            let Some(free_pace) = member.free_pace else {
+            let since = sample.since(&member.at_start);
+            let (Some((launches, _)), Some(free_pace)) = (since, member.free_pace) else {
                 continue;
             };
             // CAST: far below 2^53.
@@ -375,6 +386,24 @@ mod tests {
         assert_eq!(world.auto.running(), Running::AtOnce);
         world.run(10 * MS, &[0.6, 0.6], &[0.9, 0.9], false);
         assert_eq!(world.auto.running(), Running::Slices);
+    }
+
+    #[test]
+    fn counts_that_go_back_start_over_and_are_no_progress() {
+        let mut world = World::new(&BOTH);
+        world.run(5 * S, &[0.6, 0.6], &[0.95, 0.9], true);
+        assert_eq!(world.auto.running(), Running::AtOnce);
+        world.samples[1].launches /= 2;
+        world.run(10 * MS, &[0.6, 0.6], &[0.95, 0.9], true);
+        assert_eq!(world.auto.running(), Running::Slices);
+        world.run(60 * S, &[0.6, 0.6], &[0.95, 0.9], true);
+        assert_eq!(world.auto.running(), Running::AtOnce);
+        println!("now: {}", world.auto.reason());
+        assert!(
+            world.auto.reason().contains("185 %"),
+            "{}",
+            world.auto.reason()
+        );
     }
 
     #[test]

@@ -7,11 +7,15 @@
 //! way between them. The time that the device itself needs to turn from one context to the other
 //! cannot be seen: it is a figure of the device ([`super::pace::Pace::turn_ns`]).
 //!
+//! When a thread was let in is its client's word. So what was learnt from a tenant is that tenant's
+//! own figure, and the device's is the middle one of its tenants', of two the smaller: who says
+//! that it comes late makes nobody else's slices longer, unless most of the tenants say so. It
+//! cannot say that it came before its gate was opened, which is seen here.
+//!
 //! Invariants: one slice at most waits to begin (`coming`), and only it has a time at which it
 //! begins although the drains before it have not ended; one tenant at most is pre-woken; the cost
 //! of one hand-over at a time is looked for.
 
-use policy::quantum::SwitchCost;
 use policy::{Slice, TenantId};
 
 use super::roster::Roster;
@@ -37,7 +41,8 @@ struct UnderWay {
 /// The hand-overs of one device.
 #[derive(Debug, Default)]
 pub(super) struct HandOver {
-    cost: SwitchCost,
+    /// What one costs, as far as the host can see; 0: not known.
+    cost_ns: u64,
     under_way: Option<UnderWay>,
     /// When the drain that was waited for has ended, where that was found in this step.
     drained_ns: Option<u64>,
@@ -139,9 +144,9 @@ impl HandOver {
         if let (Some(let_in_ns), Some(over_ns)) = (let_in, under_way.over_ns) {
             // Nothing where it was there before that.
             let cost_ns = let_in_ns.saturating_sub(over_ns);
-            self.cost.note(cost_ns);
             holder.note_hand_over(cost_ns);
             self.under_way = None;
+            self.cost_ns = roster.hand_over_ns(|_| true).unwrap_or(self.cost_ns);
         }
     }
 
@@ -156,11 +161,11 @@ impl HandOver {
 
     /// What one costs, as far as the host can see, in nanoseconds; 0: not known.
     pub fn cost_ns(&self) -> u64 {
-        self.cost.ns()
+        self.cost_ns
     }
 
     /// What one costs with the device's own part, `turn_ns`.
     pub fn whole_cost_ns(&self, turn_ns: u64) -> u64 {
-        self.cost.ns() + turn_ns
+        self.cost_ns + turn_ns
     }
 }

@@ -61,14 +61,13 @@ impl Roster {
         Some(self.entities.swap_remove(at))
     }
 
-    /// For how long hand-overs to the tenants other than this one leave the device idle, in the
-    /// mean, as far as that is known: nothing that it claims is in that.
-    pub fn hand_overs_to_others_ns(&self, tenant: TenantId) -> u64 {
-        let others = self.iter().filter(|entity| entity.tenant != tenant);
-        let (sum_ns, known) = others
-            .filter_map(RunEntity::hand_over_ns)
-            .fold((0, 0), |(sum_ns, known), ns| (sum_ns + ns, known + 1));
-        sum_ns / u64::max(known, 1)
+    /// For how long hand-overs to these tenants leave the device idle: the middle one of their
+    /// figures, of two the smaller. `None`: none is known.
+    pub fn hand_over_ns(&self, of: impl Fn(TenantId) -> bool) -> Option<u64> {
+        let those = self.iter().filter(|entity| of(entity.tenant));
+        let mut known: Vec<u64> = those.filter_map(RunEntity::hand_over_ns).collect();
+        let middle = known.len().checked_sub(1)? / 2;
+        Some(*known.select_nth_unstable(middle).1)
     }
 
     /// Whether nobody has a client here.

@@ -260,7 +260,8 @@ impl DeviceScheduler {
             self.hand_over.begin(now_ns, tenant, drains);
             // What nobody can use is nobody's, or those with many hand-overs would pay for more of
             // them.
-            let most_ns = self.roster.hand_overs_to_others_ns(tenant);
+            let others_ns = self.roster.hand_over_ns(|other| other != tenant);
+            let most_ns = others_ns.unwrap_or(0);
             self.roster[at].excuse(most_ns.min(FORGIVEN_NS), behind_until_ns);
         }
     }

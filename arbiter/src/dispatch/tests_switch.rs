@@ -119,6 +119,36 @@ fn who_comes_at_once_is_let_off_nothing() {
 }
 
 #[test]
+fn one_that_says_it_comes_late_makes_nobody_elses_slices_longer() {
+    let mut figures = Vec::new();
+    for liars in [0, 1] {
+        let mut bench = Bench::new(&[500_000, 500_000]);
+        let mut any = lasting(2000, 50_000);
+        any.pace.quantum.promised_us = 5000;
+        bench.scheduler.run_as(0, any);
+        let mut threads = SlowThreads::new(&bench, 50 * US);
+        if liars > 0 {
+            // Each time a millisecond after its gate has opened.
+            threads.stall_ns[1] = MS;
+        }
+        threads.run(&mut bench, 4000 * MS);
+        figures.push(bench.scheduler.slice());
+    }
+    let [(honest_us, honest_ns), (lied_us, lied_ns)] = figures[..] else {
+        panic!("two runs");
+    };
+    println!(
+        "now: slices of {honest_us} us, beside one that comes 1 ms late {lied_us} us; a hand-over \
+         is taken to cost {honest_ns} and {lied_ns} ns"
+    );
+    assert!(
+        lied_us <= honest_us + honest_us / 10,
+        "{lied_us} {honest_us}"
+    );
+    assert!(lied_ns <= honest_ns + 10 * US, "{lied_ns} {honest_ns}");
+}
+
+#[test]
 fn a_claim_to_be_slow_gains_no_more_than_hand_overs_cost() {
     let mut bench = Bench::new(&[500_000, 500_000]);
     let mut used_ns = [0; 2];

@@ -69,6 +69,7 @@ pub(super) struct Unfinished {
 impl Unfinished {
     /// A slice has ended, or begins anew: notes what is there.
     pub fn note(&mut self, now_ns: u64, clients: &[(u64, Rc<ClientPages>)], device: usize) {
+        // WRAPPING: a place in a circle.
         self.turn = self.turn.wrapping_add(1);
         let first = self.turn.checked_rem(clients.len()).unwrap_or(0);
         let (before, from) = clients.split_at(first.min(clients.len()));

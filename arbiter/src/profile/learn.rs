@@ -12,6 +12,8 @@ use channel::arbiter::ClientPages;
 use channel::{KIND_BITS, SIGNATURE_RINGS};
 use policy::iterations::{self, Found, HISTORY, Sequence};
 
+use crate::tally::growth;
+
 /// First search after so many launches; each further one when there are half as many again.
 const FIRST: usize = 64;
 /// A search of a chunk with something missing before and after it: at least that many.
@@ -163,7 +165,11 @@ impl Learner {
         };
         for (slot, thread) in self.threads.iter_mut().enumerate() {
             let launches = pages.client.launches_of(slot);
-            let new = launches.wrapping_sub(thread.next);
+            let Some(new) = growth(thread.next, launches) else {
+                thread.collect_anew();
+                thread.next = launches;
+                continue;
+            };
             let Some(ring) = page.ring(slot).filter(|_| new > 0) else {
                 continue;
             };

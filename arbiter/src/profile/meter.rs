@@ -6,6 +6,8 @@ use std::collections::VecDeque;
 use channel::Noted;
 use control::{Profile, SoloSource};
 
+use crate::tally::growth;
+
 /// Intervals that are kept.
 const KEPT: usize = 1024;
 /// What the figures are over: half a minute, and never less than a few iterations.
@@ -175,6 +177,7 @@ impl Meter {
             self.last = Some(noted);
             return;
         };
+        // WRAPPING: what has gone back is above the bound.
         let launches = noted.launches.wrapping_sub(last.launches);
         let ns = noted.mono_ns.saturating_sub(last.mono_ns);
         // What goes backwards, or by days, is a client's invention.
@@ -188,7 +191,7 @@ impl Meter {
         // Several where boundaries were overwritten before they were read, or where an iteration
         // had another shape and so no anchor: then there are as many launches as in several to the
         // last one. CAST: small numbers.
-        let numbers = noted.number.wrapping_sub(last.number).max(1) as f64;
+        let numbers = growth(last.number, noted.number).unwrap_or(1).max(1) as f64;
         let iterations = match period {
             Some(period) if launches.is_multiple_of(period) => launches as f64 / period as f64,
             // What was inserted is less than an iteration more often than not.
@@ -219,10 +222,11 @@ impl Meter {
             ..Noted::default()
         };
         let last = *self.last.get_or_insert(here);
-        let (new, ns) = (
-            launches.wrapping_sub(last.launches),
-            now_ns.saturating_sub(last.mono_ns),
-        );
+        let Some(new) = growth(last.launches, launches) else {
+            self.last = Some(here);
+            return;
+        };
+        let ns = now_ns.saturating_sub(last.mono_ns);
         // CAST: far below 2^53.
         let iterations = new as f64 / per_iteration.max(1.0);
         if ns < BLOCK_NS || iterations < 1.0 {
@@ -355,9 +359,9 @@ impl Meter {
         let iterations = to.2 - from.2;
         (iterations >= 1.0).then(|| Rates {
             // CAST: far below 2^53.
-            launches: to.1.launches.wrapping_sub(from.1.launches) as f64 / iterations,
+            launches: to.1.launches.saturating_sub(from.1.launches) as f64 / iterations,
             device_ns: to.1.device_ns.saturating_sub(from.1.device_ns) as f64 / iterations,
-            copied: to.1.copied_bytes.wrapping_sub(from.1.copied_bytes) as f64 / iterations,
+            copied: to.1.copied_bytes.saturating_sub(from.1.copied_bytes) as f64 / iterations,
         })
     }
 
@@ -381,7 +385,7 @@ impl Meter {
         if let (Some(from), Some(to)) = (self.snapshots.front(), self.snapshots.back()) {
             // CAST: far below 2^53, here and below.
             let ns = to.0.saturating_sub(from.0).max(1) as f64;
-            let copied = to.1.copied_bytes.wrapping_sub(from.1.copied_bytes) as f64;
+            let copied = to.1.copied_bytes.saturating_sub(from.1.copied_bytes) as f64;
             profile.busy_fraction =
                 (to.1.device_ns.saturating_sub(from.1.device_ns) as f64 / ns).min(1.0);
             profile.copied_bytes = to.1.copied_bytes;

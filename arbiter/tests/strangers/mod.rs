@@ -83,7 +83,7 @@ fn a_doorbell_that_never_stops_does_not_keep_others_from_their_turn() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while storm.load(std::sync::atomic::Ordering::Relaxed) {
-                noisy.ring();
+                noisy.send_bell();
             }
         });
         let worker = Worker::start(attach(&quiet));

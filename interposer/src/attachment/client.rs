@@ -339,6 +339,14 @@ impl Attached {
         (*self.end.device_map.get(ordinal)?).map(usize::from)
     }
 
+    /// Writes into the journal's ring. The arbiter reads that ten times a second, and no bell
+    /// brings it there sooner: a program may cause such an event as often as it likes, and is not
+    /// to ring for it.
+    pub(crate) fn tell(&self, device: usize, event: Event) {
+        // CAST: an index of a page, or a driver's ordinal.
+        self.end.client.write_record(device as u32, event);
+    }
+
     /// Tells, once for each, that work goes to the device of that ordinal, which is not one of the
     /// job's: the arbiter, and who has started the job.
     #[inline]
@@ -360,8 +368,7 @@ impl Attached {
             reason: Bypass::OtherDevice,
         };
         // CAST: below the number of devices.
-        self.end.client.write_record(ordinal as u32, event);
-        self.end.ring();
+        self.tell(ordinal as usize, event);
         refusal::elsewhere(ordinal, self.strict);
     }
 
@@ -385,8 +392,7 @@ impl Attached {
 
     /// Tells that the hook of a row of the table failed.
     pub(crate) fn tell_failed_hook(&self, row: u32) {
-        self.end.client.write_record(0, Event::HookFailed { row });
-        self.end.ring();
+        self.tell(0, Event::HookFailed { row });
     }
 
     /// Whether the arbiter is known to be gone.

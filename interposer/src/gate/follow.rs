@@ -142,8 +142,7 @@ fn give_way(attached: &Attached, from: Following, status: CUresult) {
         way: next,
         status: status.0,
     };
-    attached.end.client.write_record(0, event);
-    attached.end.ring();
+    attached.tell(0, event);
     start();
 }
 

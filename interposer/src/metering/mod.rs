@@ -202,11 +202,7 @@ impl Meter {
             requested_bytes: asked,
             charged_bytes: requested_bytes.max(asked),
         };
-        self.attached
-            .end
-            .client
-            .write_record(self.device as u32, event);
-        self.attached.end.ring();
+        self.attached.tell(self.device, event);
         CUresult::CUDA_ERROR_OUT_OF_MEMORY
     }
 

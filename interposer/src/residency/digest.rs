@@ -54,9 +54,7 @@ fn failed(status: CUresult, device: usize) {
         && let Some(attached) = client::current()
     {
         let event = Event::NoHashes { status: status.0 };
-        // CAST: an index of a page.
-        attached.end.client.write_record(device as u32, event);
-        attached.end.ring();
+        attached.tell(device, event);
     }
 }
 

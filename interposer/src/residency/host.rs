@@ -62,9 +62,7 @@ impl Short {
                 Bound::Host { .. } | Bound::Unknown => 0,
             },
         };
-        // CAST: an index of a page.
-        attached.end.client.write_record(device as u32, event);
-        attached.end.ring();
+        attached.tell(device, event);
     }
 }
 

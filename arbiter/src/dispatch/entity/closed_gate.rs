@@ -3,8 +3,8 @@
 //! Invariant: they are counted between two inspections of one time that the gate is closed, and
 //! only once what was on its way when it closed has arrived.
 
-use super::submissions;
 use crate::dispatch::violation::Violation;
+use crate::tally::growth;
 
 /// So many submissions past a closed gate between two inspections are no race with its closing.
 const UNGATED: u64 = 256;
@@ -47,7 +47,7 @@ impl ClosedGate {
         }
         let launches = launches();
         let before = self.launches.replace(launches)?;
-        let launches = submissions::more(before, launches)?;
+        let launches = growth(before, launches)?;
         (launches >= UNGATED).then_some(Violation::Ungated { launches })
     }
 }

@@ -156,7 +156,7 @@ impl RunEntity {
 
     /// A client is gone, if it is one of these.
     pub fn remove_client(&mut self, client: u64, device: usize) {
-        if !self.clients.remove(client) {
+        if !self.clients.remove(client, device) {
             return;
         }
         self.submissions.count_from(self.clients.sample(device));

@@ -1,10 +1,11 @@
 //! What a tenant has submitted, as its clients count it, and what a submission of it takes.
 //!
 //! Counts are the clients' own and may be of any value. Invariants: each submission counts once; a
-//! count that goes back is that of a process that has ended, and counts for nothing.
+//! count that goes back counts for nothing.
 
 use crate::dispatch::unfinished::Moved;
 use crate::peer::Activity;
+use crate::tally::growth;
 
 /// Device time over which the mean is taken.
 const MEAN_OVER_NS: u64 = 500_000_000;
@@ -28,7 +29,7 @@ pub struct Submissions {
 impl Submissions {
     /// Clients have come or gone: counts from here.
     pub fn count_from(&mut self, seen: Activity) {
-        self.launches = seen.launches;
+        (self.launches, self.passed) = (seen.launches, seen.passed);
     }
 
     /// Counts them. Returns what has changed.
@@ -38,7 +39,7 @@ impl Submissions {
             passed: seen.passed != self.passed,
         };
         self.rate.launch(self.since(seen));
-        self.newly_passed = more(self.passed, seen.passed).unwrap_or(0);
+        self.newly_passed = growth(self.passed, seen.passed).unwrap_or(0);
         (self.launches, self.passed) = (seen.launches, seen.passed);
         moved
     }
@@ -50,7 +51,7 @@ impl Submissions {
 
     /// How many there are beyond what was counted last.
     pub fn since(&self, seen: Activity) -> u64 {
-        more(self.launches, seen.launches).unwrap_or(0)
+        growth(self.launches, seen.launches).unwrap_or(0)
     }
 
     /// They were charged for so long.
@@ -81,12 +82,6 @@ impl Submissions {
     pub fn take_ns(&self, launches: u64) -> Option<u64> {
         self.rate.takes_ns(launches)
     }
-}
-
-/// By how much a count of submissions has grown; `None`: it has gone back.
-pub fn more(before: u64, now: u64) -> Option<u64> {
-    let more = now.wrapping_sub(before);
-    (more < u64::MAX / 2).then_some(more)
 }
 
 /// What a submission takes in the mean, the recent ones weighing most.

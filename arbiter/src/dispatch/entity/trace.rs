@@ -8,6 +8,7 @@
 
 use policy::TenantId;
 
+use crate::tally::growth;
 use crate::timeline::{Kind, Span};
 
 /// Shorter iterations are in one span together.
@@ -128,7 +129,7 @@ impl Trace {
                 if before != count && at_ns >= since_ns.saturating_add(ITERATIONS_NS) =>
             {
                 self.iterations = Some((count, at_ns));
-                let iterations = count.wrapping_sub(before);
+                let iterations = growth(before, count).unwrap_or(0);
                 end(Kind::Iterations, (since_ns, at_ns), 0, iterations);
             }
             Some(_) => {}

@@ -38,6 +38,7 @@ impl ResidencyManager {
         }
         // A short kernel may begin and end between two looks.
         let counts = job.clients.iter().map(|(_, pages)| pages.client.launches());
+        // WRAPPING: only that it changes means something.
         let submitted = counts.fold(0, u64::wrapping_add);
         if record.submitted != submitted {
             (record.submitted, record.used_ns) = (submitted, now_ns);
