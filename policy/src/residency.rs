@@ -38,10 +38,12 @@
 //! allows, terms are stretched; if that does not help, one job is parked: the newest of the lowest
 //! class. The remedy for thrashing is less multiprogramming, as always.
 
+mod joint;
 mod pressure;
 
 use crate::slice::{Class, TenantId};
 
+pub use joint::{Joint, Place, Standings};
 pub use pressure::{Level, Pressure};
 
 /// What a link is taken to do until it was measured: an older PCIe generation with pinned memory.
@@ -514,9 +516,19 @@ impl Arbitration {
             .min()
             .unwrap_or(1);
         let terms = (f64::from(resident.weight_ppm.max(1)) / f64::from(least)).min(MOST_TERMS);
-        let k = self.slice_over_switch * f64::from(self.pressure.stretch());
+        let k = self.terms_over_switch();
         // CAST: `as` saturates.
         (switch_ns as f64 * k * terms) as u64
+    }
+
+    /// How many times longer than its switch the shortest term is.
+    fn terms_over_switch(&self) -> f64 {
+        self.slice_over_switch * f64::from(self.pressure.stretch())
+    }
+
+    /// Parks and releases jobs, where what they may do is decided over several devices ([`Joint`]).
+    pub fn tend(&mut self, residents: &ResidentJobs<'_>) {
+        self.answer_pressure(residents);
     }
 
     fn answer_pressure(&mut self, residents: &ResidentJobs<'_>) {
