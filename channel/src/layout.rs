@@ -17,7 +17,7 @@ use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 /// Incompatible changes of the layout.
 pub const LAYOUT_MAJOR: u32 = 2;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
-pub const LAYOUT_MINOR: u32 = 2;
+pub const LAYOUT_MINOR: u32 = 3;
 
 /// Devices that one client can name.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
@@ -231,7 +231,10 @@ pub struct StreamSlot {
     pub(crate) issued: AtomicU64,
     /// Device of the stream, plus one; 0 while the slot is free.
     pub(crate) device_plus_one: AtomicU32,
-    pub(crate) reserved: [u32; 3],
+    pub(crate) reserved: u32,
+    /// Of the last 64 marks those that cover a wait for the host and nothing else: bit number of
+    /// the mark modulo 64. Since 2.3.
+    pub(crate) host_waits: AtomicU64,
 }
 
 /// One event for the arbiter's journal.
