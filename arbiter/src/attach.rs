@@ -260,8 +260,8 @@ impl Arbiter {
             let text = format!("the job is being ended, because {why}");
             return Verdict::Out(NotIn::new(Outcome::Failed, text));
         }
-        // Whoever started this one may have waited for the end of the one before it.
-        self.bury(id);
+        // The program that started this one may have waited for the end of the one before it.
+        self.reap_processes(id);
         let Some(tenant) = self.ledger.get(id) else {
             return Verdict::Out(NotIn::new(Outcome::UnknownToken, "the job has ended"));
         };
@@ -286,7 +286,7 @@ impl Arbiter {
         }
         let again = self.ledger.admit_again(id, &self.devices);
         let again = match again {
-            Err(_) if self.bury_all() => self.ledger.admit_again(id, &self.devices),
+            Err(_) if self.reap_all() => self.ledger.admit_again(id, &self.devices),
             again => again,
         };
         if let Err(refusal) = again {
@@ -362,7 +362,7 @@ impl Arbiter {
         let (mut free, mut met) = (self.free_devices(), 0u32);
         for (ordinal, device) in hello.devices.iter().enumerate().take(MAX_DEVICES) {
             let mut place = self.devices.meet(device, simulated, &mut free);
-            if place.is_none() && self.bury_all() {
+            if place.is_none() && self.reap_all() {
                 free = self.free_devices() & !met;
                 place = self.devices.meet(device, simulated, &mut free);
             }

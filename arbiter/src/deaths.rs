@@ -1,5 +1,6 @@
-//! Processes that have ended before the loop has heard of it: the kernel tells of an end and of what
-//! follows it in no certain order, and whoever has waited for a process counts on what it had.
+//! Processes that have ended before the loop has heard of it. The kernel reports an end and what
+//! follows it in no certain order, and a program that has waited for a process counts on what that
+//! one had.
 //!
 //! So nobody is refused for what the dead hold. The pidfds are asked before a hello is answered,
 //! before a refusal of the ledger, and when a process asks that is about to refuse its program
@@ -21,7 +22,7 @@ const REST: u64 = 20;
 
 impl Arbiter {
     /// Lets the clients of a job go whose processes have ended by now.
-    pub(crate) fn bury(&mut self, id: TenantId) {
+    pub(crate) fn reap_processes(&mut self, id: TenantId) {
         let Some(tenant) = self.ledger.get(id) else {
             return;
         };
@@ -32,7 +33,7 @@ impl Arbiter {
     }
 
     /// The same of all jobs, and of the processes that stand for them. Whether there were any.
-    pub(crate) fn bury_all(&mut self) -> bool {
+    pub(crate) fn reap_all(&mut self) -> bool {
         let dead = self.dead_of(&self.clients.ids());
         for client in &dead {
             self.on_client_ended(*client);
@@ -51,7 +52,7 @@ impl Arbiter {
         for id in &gone {
             self.on_launcher_ended(*id);
         }
-        let reaped = self.bury_missing();
+        let reaped = self.reap_missing();
         !dead.is_empty() || !gone.is_empty() || reaped
     }
 
@@ -67,7 +68,7 @@ impl Arbiter {
     ) -> Result<(), Refusal> {
         let whose = || (uid, user, ceiling.clone());
         match self.ledger.admit(spec, own, whose(), &self.devices) {
-            Err(_) if self.bury_all() => self.ledger.admit(spec, own, whose(), &self.devices),
+            Err(_) if self.reap_all() => self.ledger.admit(spec, own, whose(), &self.devices),
             admitted => admitted,
         }
     }
@@ -88,7 +89,7 @@ impl Arbiter {
         if asked.is_empty() || now_ns < tenant.credit_again_ns {
             return;
         }
-        self.bury(id);
+        self.reap_processes(id);
         if let Some(tenant) = self.ledger.get_mut(id)
             && tenant.reap_missing()
         {
@@ -126,7 +127,7 @@ impl Arbiter {
     }
 
     /// Clients of the arbiter before this one that have died meanwhile; whether there were any.
-    fn bury_missing(&mut self) -> bool {
+    fn reap_missing(&mut self) -> bool {
         let waiting = self.ledger.iter_mut().filter(|t| !t.missing.is_empty());
         let reaped =
             waiting.filter_map(|tenant: &mut Tenant| tenant.reap_missing().then_some(tenant.id));

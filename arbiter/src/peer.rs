@@ -15,8 +15,10 @@ pub struct Activity {
     pub waits: bool,
     /// A thread is inside a blocking driver call.
     pub blocking: bool,
-    /// Marks that are outstanding.
+    /// Marks that are outstanding, but for those of streams that wait for the host.
     pub marks: u64,
+    /// A stream waits for the host: the device does nothing for it until that is over.
+    pub waits_for_host: bool,
     /// Work was submitted that no mark covers.
     pub unmarked: bool,
     /// Submissions, since it is followed ([`tally`](crate::tally)).
@@ -42,6 +44,7 @@ impl Activity {
             waits: self.waits || other.waits,
             blocking: self.blocking || other.blocking,
             marks: self.marks.saturating_add(other.marks),
+            waits_for_host: self.waits_for_host || other.waits_for_host,
             unmarked: self.unmarked || other.unmarked,
             launches: self.launches.saturating_add(other.launches),
             // WRAPPING: only that it changes means something.
@@ -63,7 +66,8 @@ pub fn activity(pages: &ClientPages, device: usize) -> Activity {
     Activity {
         waits: client.waiting(device) > 0,
         blocking: client.blocking(device) > 0,
-        marks: in_flight.marks,
+        marks: in_flight.marks.saturating_sub(in_flight.waiting_marks),
+        waits_for_host: in_flight.waiting_marks > 0,
         unmarked: client.unmarked(device),
         launches: 0,
         passed: in_flight.passed,

@@ -509,7 +509,7 @@ fn what_a_process_had_is_free_for_who_waited_for_its_end_before_that_is_heard_of
     let parent = world.attach(&token, None);
     let mut kept = Vec::new();
 
-    // The next process says hello. Nobody has told the loop of the end.
+    // The next process says hello. The loop has not heard of the end.
     let mut child = Stands::start();
     let first = world.attach_process(child.0.id(), &token, None);
     takes(&world, job, first.slot);

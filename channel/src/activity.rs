@@ -13,6 +13,8 @@ pub struct InFlight {
     pub streams: u32,
     /// Marks that the device has not passed yet.
     pub marks: u64,
+    /// Of these, the marks of streams that wait for the host: the device does nothing for them.
+    pub waiting_marks: u64,
     /// Changes with every mark that the device passes.
     pub passed: u64,
 }
@@ -165,7 +167,20 @@ impl ThreadSlot {
 impl StreamSlot {
     /// Number of the next mark. The slot's owning thread alone calls this.
     pub fn issue(&self) -> u64 {
+        self.issue_as(false)
+    }
+
+    /// The same for a mark that covers a wait for the host and nothing else: a host function, or a
+    /// value that may be the program's to write.
+    pub fn issue_host_wait(&self) -> u64 {
+        self.issue_as(true)
+    }
+
+    fn issue_as(&self, host_wait: bool) -> u64 {
         let mark = self.issued.load(Relaxed).wrapping_add(1);
+        let others = self.host_waits.load(Relaxed) & !bit_of(mark);
+        let own = if host_wait { bit_of(mark) } else { 0 };
+        self.host_waits.store(others | own, Relaxed);
         // SYNC(mark): Release, so that an arbiter that sees the mark issued sees everything
         // submitted before it counted.
         self.issued.store(mark, Release);
@@ -218,6 +233,26 @@ impl StreamSlot {
     pub fn is_idle(&self) -> bool {
         self.done() == self.issued()
     }
+
+    /// Whether a mark, one of the last 64, covers a wait for the host and nothing else.
+    pub fn is_host_wait(&self, mark: u64) -> bool {
+        self.host_waits.load(Relaxed) & bit_of(mark) != 0
+    }
+
+    /// Whether the stream stands at a wait for the host: the next mark that it has to pass covers
+    /// nothing else.
+    pub fn waits_for_host(&self) -> bool {
+        // SYNC(mark): Acquire, so that the bits of the marks that are seen issued are seen as well.
+        let issued = self.issued.load(Acquire);
+        let done = self.done();
+        let behind = issued.wrapping_sub(done);
+        (1..=64).contains(&behind) && self.is_host_wait(done.wrapping_add(1))
+    }
+}
+
+/// The bit of a mark among those of the last 64.
+fn bit_of(mark: u64) -> u64 {
+    1 << (mark % 64)
 }
 
 impl Want {
@@ -333,9 +368,22 @@ impl ClientHalf {
         slots.filter_map(move |slot| Some((slot, self.stands_at(device, slot)?)))
     }
 
+    /// The same for streams that wait for the host.
+    pub fn waiting_for_host(&self, device: usize) -> impl Iterator<Item = (usize, u64)> + '_ {
+        let slots = self.streams.iter().take(self.streams_used()).enumerate();
+        let waiting = slots.filter(|(_, stream)| stream.waits_for_host());
+        waiting.filter_map(move |(slot, _)| Some((slot, self.behind(device, slot)?)))
+    }
+
     /// The mark that `device` has passed on the stream of slot `slot`, while there are others that
-    /// it has not.
+    /// it has not, and it is not the host that the stream waits for.
     pub fn stands_at(&self, device: usize, slot: usize) -> Option<u64> {
+        let at = self.behind(device, slot)?;
+        (!self.streams.get(slot)?.waits_for_host()).then_some(at)
+    }
+
+    /// The same whatever the stream waits for.
+    pub fn behind(&self, device: usize, slot: usize) -> Option<u64> {
         let stream = self.streams.get(slot)?;
         let done = stream.done.load(Acquire);
         let behind = stream.issued.load(Acquire).wrapping_sub(done);
@@ -358,6 +406,9 @@ impl ClientHalf {
             if behind != 0 && behind < u64::MAX / 2 {
                 in_flight.streams += 1;
                 in_flight.marks = in_flight.marks.saturating_add(behind);
+                if slot.waits_for_host() {
+                    in_flight.waiting_marks = in_flight.waiting_marks.saturating_add(behind);
+                }
             }
         }
         in_flight

@@ -251,7 +251,10 @@ pub struct StreamSlot {
     pub(crate) issued: AtomicU64,
     /// Device of the stream, plus one; 0 while the slot is free.
     pub(crate) device_plus_one: AtomicU32,
-    pub(crate) reserved: [u32; 3],
+    pub(crate) reserved: u32,
+    /// Of the last 64 marks those that cover a wait for the host and nothing else: bit number of
+    /// the mark modulo 64. Since 2.3.
+    pub(crate) host_waits: AtomicU64,
 }
 
 /// One event for the arbiter's journal.

@@ -259,6 +259,9 @@ pub enum Work {
     Function,
     /// The executable graph at 0, launched by whichever symbol.
     Graph,
+    /// None of the device's: the stream waits for the host, or for a value that may be the
+    /// program's to write.
+    HostWait,
     /// The length of a copy between host and device.
     CopyAcross {
         /// Position of the length.

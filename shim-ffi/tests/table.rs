@@ -182,7 +182,7 @@ fn positions(traits: Traits) -> Vec<u8> {
         Shares::Range { start, bytes } => vec![start, bytes],
     });
     all.extend(match traits.work {
-        Work::Any => vec![],
+        Work::Any | Work::HostWait => vec![],
         Work::Kernel {
             blocks: Blocks::Words,
         } => vec![0, 1, 2, 3],

@@ -527,19 +527,19 @@ fn a_command_finds_signals_limits_and_descriptors_as_its_caller_left_them() {
             let (status, rest) = outcome.stdout.split_once("\n\n").expect("two parts");
             (signals_of(status), rest.to_owned())
         };
-        let mut alone = sandbox.command("sh");
-        alone.args(["-c", look]);
-        let alone = seen(alone);
+        let mut bare = sandbox.command("sh");
+        bare.args(["-c", look]);
+        let bare = seen(bare);
         for words in [record.as_slice(), run.as_slice()] {
             let under = seen(sandbox.sublet(words));
             assert_eq!(
-                under, alone,
+                under, bare,
                 "{words:?} with {blocked:?} blocked, {ignored:?} ignored"
             );
             alike += 1;
         }
     }
-    println!("now: {alike} of 6 commands begin as they do alone");
+    println!("now: {alike} of 6 commands begin as without sublet");
 }
 
 #[test]

@@ -73,7 +73,7 @@ fn a_strict_job_is_kept_off_the_devices_that_it_may_not_use() {
     let used = outcome.stdout.matches("memory 0").count();
     let off = outcome.stderr.matches("is kept off its device").count();
     println!(
-        "now: {used} of 3 devices gave 2 GiB under 1 GiB on device 0; kept off {off} others, each told"
+        "now: {used} of 3 devices gave 2 GiB under 1 GiB on device 0; kept off {off} others, each reported"
     );
     let all: Vec<&str> = outcome.stdout.lines().collect();
     assert_eq!(
@@ -89,13 +89,13 @@ fn a_strict_job_is_kept_off_the_devices_that_it_may_not_use() {
 }
 
 #[test]
-fn every_foreign_device_is_told_to_the_user_and_the_journal() {
+fn every_foreign_device_is_reported_to_the_user_and_the_journal() {
     let mut sandbox = Sandbox::new();
     sandbox.set("SUBLET_SIM_DEVICES", "3");
     let program = programs::program("unusual");
     let flags = ["--mem", "1GiB", "--device", "0", "--name", "free"];
     let outcome = Outcome::of(sandbox.job(&flags, &program).arg("devices")).succeeded();
-    let told = outcome.stderr.matches("which the job may not use").count();
+    let reported = outcome.stderr.matches("which the job may not use").count();
     assert_eq!(outcome.stdout.matches("memory 0").count(), 2, "{outcome:?}");
     let devices = |event: &control::Event| {
         let devices = event.fields.get("devices")?.as_array()?.len();
@@ -105,8 +105,10 @@ fn every_foreign_device_is_told_to_the_user_and_the_journal() {
         let noted: usize = sandbox.events().iter().filter_map(devices).sum();
         (noted >= 2).then_some(noted)
     });
-    println!("now: of 2 foreign devices {told} were told on stderr, {noted} are in the journal");
-    assert_eq!((told, noted), (2, 2), "{outcome:?}");
+    println!(
+        "now: of 2 foreign devices {reported} were reported on stderr, {noted} are in the journal"
+    );
+    assert_eq!((reported, noted), (2, 2), "{outcome:?}");
 }
 
 #[test]

@@ -8,6 +8,14 @@
 //! processes of the same tenant that wait and have nothing on the device themselves are open, until
 //! it does. Their work is charged to the tenant like the rest.
 //!
+//! What is there may as well wait for a thread of its own process: a kernel that spins on a word
+//! that the thread writes once it has launched something else, a graph with a host function that
+//! takes a lock which the thread holds at its gate. Work that takes long does not differ from that,
+//! so a process with own work on the device is admitted when that has stood still for longer than
+//! its kernels and drains usually take. Streams of which it is known that they wait for the host
+//! are not on the device at all: nobody waits for their end, and its process has its slices as
+//! ever. Only where its memory is about to move it has none, and is admitted for that.
+//!
 //! A tenant cannot gain time by it: the gates are open for no longer in all than a drain is waited
 //! for, and then for a window in a second. A kernel that does not end for other reasons gets no
 //! more than that out of it.
@@ -15,9 +23,10 @@
 use std::rc::Rc;
 
 use channel::arbiter::ClientPages;
+use policy::residency::Standing;
 
 use super::DeviceScheduler;
-use super::entity::RunEntity;
+use super::entity::{RunEntity, Standstill};
 use crate::peer;
 
 /// Marks and calls of those that are not in `co_ranks`.
@@ -28,6 +37,25 @@ fn of_others(entity: &RunEntity, co_ranks: &[u64], device: usize) -> u64 {
         .map(|(_, pages)| peer::activity(pages, device))
         .map(|seen| seen.marks.saturating_add(u64::from(seen.blocking)))
         .fold(0, u64::saturating_add)
+}
+
+/// Streams of a tenant that are looked at to find out whether its work gets on.
+const STOOD_MOST: usize = 64;
+
+/// Streams of the tenant with work that is not finished, whatever it waits for.
+fn standing(entity: &RunEntity, device: usize) -> Vec<Standstill> {
+    let clients = entity.clients().iter();
+    let streams = clients.flat_map(|(id, pages)| {
+        let client = &pages.client;
+        let streams = client.outstanding(device, 0);
+        let streams = streams.chain(client.waiting_for_host(device));
+        streams.map(|(slot, done)| Standstill {
+            client: *id,
+            slot,
+            done,
+        })
+    });
+    streams.take(STOOD_MOST).collect()
 }
 
 impl DeviceScheduler {
@@ -63,10 +91,16 @@ impl DeviceScheduler {
         let its_turn = self.is_its_turn(at);
         let entity = &mut self.roster[at];
         let co_ranks = entity.co_ranks();
-        let moved =
-            !entity.drains() || co_ranks.have_met(of_others(entity, co_ranks.clients(), device));
+        let done = |one: &Standstill| {
+            let mut clients = entity.clients().iter();
+            let (_, pages) = clients.find(|(id, _)| *id == one.client)?;
+            pages.client.behind(device, one.slot)
+        };
+        let there = entity.drains() || entity.waits_for_host();
+        let marks = of_others(entity, co_ranks.clients(), device);
+        let moved = !there || co_ranks.have_met(marks, done);
         let over = co_ranks.time_is_up(now_ns, self.pace.drain_ns, window_ns);
-        if !its_turn && entity.may_run() && !moved && !over {
+        if !its_turn && entity.may_help() && !moved && !over {
             return;
         }
         let clients = entity.dismiss_co_ranks(now_ns);
@@ -83,22 +117,40 @@ impl DeviceScheduler {
         let device = self.device;
         let its_turn = self.is_its_turn(at);
         let entity = &self.roster[at];
-        let drain = entity.drain();
-        let stands_still = drain.is_some_and(|(_, drain)| drain.stands_still(now_ns));
-        let rested = entity.co_ranks().may_come(now_ns, self.pace.drain_ns);
-        if !stands_still || !rested || its_turn || entity.gang || !entity.may_run() {
+        if its_turn || entity.gang || !entity.may_help() {
             return;
         }
-        let without = |(_, pages): &&(u64, Rc<ClientPages>)| {
+        let drain = entity.drain().map(|(_, drain)| drain);
+        let (others, own) = match drain {
+            Some(drain) => (drain.stands_still(now_ns), drain.keeps_standing(now_ns)),
+            // Its memory is about to move, and before that all of its work has to end.
+            None => {
+                let moves = entity.standing == Standing::Moving && entity.waits_for_host();
+                (false, moves)
+            }
+        };
+        let rested = |own| (entity.co_ranks()).may_come(now_ns, self.pace.drain_ns, own);
+        let (others, own) = (others && rested(false), own && rested(true));
+        if !others && !own {
+            return;
+        }
+        let comes = |(_, pages): &&(u64, Rc<ClientPages>)| {
             let seen = peer::activity(pages, device);
-            seen.waits && !seen.in_flight() && !seen.blocking && !seen.unmarked
+            let without = !seen.is_on_device() && !seen.waits_for_host && !seen.unmarked;
+            seen.waits && if without { others } else { own }
         };
         let grant = self.grant_of(entity, now_ns, 0, 0);
-        let coming = entity.clients().iter().filter(without);
+        let coming = entity.clients().iter().filter(comes);
         let clients: Vec<u64> = coming.map(|(id, _)| *id).collect();
         let marks = of_others(entity, &clients, device);
+        let stood = if own {
+            standing(entity, device)
+        } else {
+            Vec::new()
+        };
         // The drain may have ended since the last look; then nobody waits for the co-ranks.
-        if clients.is_empty() || marks == 0 {
+        let gone = stood.is_empty() && of_others(entity, &[], device) == 0;
+        if clients.is_empty() || gone {
             return;
         }
         let coming = entity
@@ -108,7 +160,7 @@ impl DeviceScheduler {
         for (_, pages) in coming {
             self.woken |= pages.arbiter.open(device, &grant) > 0;
         }
-        self.roster[at].admit_co_ranks(now_ns, clients, marks);
+        self.roster[at].admit_co_ranks(now_ns, clients, marks, stood);
     }
 }
 
@@ -135,6 +187,8 @@ mod tests {
         while !bench.open(0) {
             bench.run(50 * US, live);
         }
+        // It comes, and waits at its gate no more.
+        bench.run(50 * US, live);
         blocking(&bench, 0, true);
         while bench.open(0) {
             bench.run(50 * US, |pages| pages[1..].iter().for_each(greedy));

@@ -37,6 +37,10 @@ pub(super) const SHORT_NS: u64 = 500_000;
 /// In-flight work of which nothing has passed for so long, and for twice what its marks take,
 /// stands still.
 const STANDS_STILL_NS: u64 = 2_000_000;
+/// The same, and for twice what drains of the tenant take: it may wait for what its own process
+/// would submit. At most so long: kernels of more than 25 ms have co-ranks more often than needed.
+const KEEPS_STANDING_NS: u64 = 5_000_000;
+const KEEPS_STANDING_MOST_NS: u64 = 50_000_000;
 /// The longest time, besides the lead of a pre-wake, for which a thread looks at its gate because
 /// the end of a drain is not known well: both together are less than the 0.2 ms after which it
 /// gives up.
@@ -101,6 +105,8 @@ pub(super) struct Drain {
     passed_ns: u64,
     whole: bool,
     looked_ns: u64,
+    /// Somebody was let in beside it: what it takes says nothing of the next one.
+    helped: bool,
     /// When it was expected to end by the marks that were left, as said in time; 0: not said.
     foretold_ns: u64,
     /// How far that was off in the past, and how far the mean.
@@ -118,7 +124,12 @@ impl Drain {
     /// A slice has ended with so many marks outstanding.
     pub fn begin(&mut self, now_ns: u64, marks: u64) {
         (self.left, self.passed_ns, self.looked_ns) = (marks, now_ns, now_ns);
-        (self.whole, self.foretold_ns) = (false, 0);
+        (self.whole, self.foretold_ns, self.helped) = (false, 0, false);
+    }
+
+    /// Somebody of the tenant is let in beside it.
+    pub fn help(&mut self) {
+        self.helped = true;
     }
 
     /// It has not ended.
@@ -143,6 +154,9 @@ impl Drain {
     pub fn end(&mut self, since_ns: u64, now_ns: u64) -> u64 {
         let ended_ns = now_ns - now_ns.saturating_sub(self.looked_ns.max(since_ns)) / 2;
         let drain_ns = ended_ns.saturating_sub(since_ns);
+        if self.helped {
+            return ended_ns;
+        }
         // In a drain of two marks only the last one shows how long a mark takes.
         if let Some(took_ns) = ended_ns
             .saturating_sub(self.passed_ns)
@@ -208,6 +222,13 @@ impl Drain {
     pub fn stands_still(&self, now_ns: u64) -> bool {
         let usual_ns = self.mark_ns.saturating_mul(2);
         now_ns.saturating_sub(self.passed_ns) > usual_ns.max(STANDS_STILL_NS)
+    }
+
+    /// Whether nothing of it has passed for longer than its kernels and its drains take.
+    pub fn keeps_standing(&self, now_ns: u64) -> bool {
+        let usual_ns = self.mark_ns.max(self.mean_ns).saturating_mul(2);
+        let most_ns = usual_ns.clamp(KEEPS_STANDING_NS, KEEPS_STANDING_MOST_NS);
+        now_ns.saturating_sub(self.passed_ns) > most_ns
     }
 
     /// How long they are.

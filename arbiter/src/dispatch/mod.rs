@@ -83,6 +83,9 @@ const AT_WORK_NS: u64 = 1_000_000_000;
 /// How long after a planned turn it is confirmed: the threads that turn by the clock have the
 /// cores to themselves first.
 const CONFIRM_NS: u64 = 50_000;
+/// How often work that waits for the host is looked at beside others: what goes on has to be
+/// charged. TIMEOUT: an alarm and a look cost a few microseconds.
+const HOST_LOOK_NS: u64 = 1_000_000;
 /// While nothing happens at all.
 const IDLE_TICK_NS: u64 = 100_000_000;
 
@@ -328,7 +331,12 @@ impl DeviceScheduler {
         } else if contended || drains {
             now_ns + self.pace.look_ns
         } else if self.roster.iter().any(RunEntity::is_busy) {
-            now_ns + self.pace.tick_ns
+            let waits = |entity: &RunEntity| !entity.holds() && entity.waits_for_host();
+            if self.roster.iter().any(waits) {
+                now_ns + HOST_LOOK_NS
+            } else {
+                now_ns + self.pace.tick_ns
+            }
         } else {
             now_ns + IDLE_TICK_NS
         };
@@ -454,8 +462,22 @@ impl DeviceScheduler {
             }
             self.hand_over.note_drained(drained_ns);
         }
+        self.note_rivals(now_ns);
         self.settle_contest(now_ns);
         self.hand_over.learn(now_ns, self.device, &mut self.roster);
+    }
+
+    /// Tells each tenant whether another one uses the device or wants to.
+    fn note_rivals(&mut self, now_ns: u64) {
+        let rivals = self.roster.iter().filter(|it| it.is_a_rival(now_ns));
+        let (first, several) = {
+            let mut rivals = rivals.map(|it| it.tenant);
+            (rivals.next(), rivals.next().is_some())
+        };
+        for entity in self.roster.iter_mut() {
+            let rivals = several || first.is_some_and(|tenant| tenant != entity.tenant);
+            entity.note_rivals(now_ns, rivals);
+        }
     }
 
     /// Takes the device from those that may not run. Returns when one of them may again, or one
@@ -595,6 +617,8 @@ mod tests;
 mod tests_control;
 #[cfg(test)]
 mod tests_gangs;
+#[cfg(test)]
+mod tests_host_waits;
 #[cfg(test)]
 mod tests_residence;
 #[cfg(test)]

@@ -138,7 +138,7 @@ fn one_that_says_it_comes_late_makes_nobody_elses_slices_longer() {
         panic!("two runs");
     };
     println!(
-        "now: slices of {honest_us} us, beside one that comes 1 ms late {lied_us} us; a hand-over \
+        "now: slices of {honest_us} us, beside one that comes 1 ms after its turn {lied_us} us; a hand-over \
          is taken to cost {honest_ns} and {lied_ns} ns"
     );
     assert!(

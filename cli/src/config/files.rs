@@ -199,9 +199,11 @@ pub fn first_of(paths: &[PathBuf], reader: Option<u32>) -> Result<Config, Config
             Ok(false) => {}
             // In a folder that this user may not look into, such as the home of who has started the
             // job for another user, or a working directory: nobody has named a file there.
-            Err(ConfigError::Unreadable { path, kind, .. })
-                if kind == io::ErrorKind::PermissionDenied =>
-            {
+            Err(ConfigError::Unreadable {
+                path,
+                kind: io::ErrorKind::PermissionDenied,
+                ..
+            }) => {
                 passed_over.push(format!(
                     "warning: whether there is a quota file {} cannot be seen (permission denied): none is taken",
                     path.display()

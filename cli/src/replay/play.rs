@@ -6,6 +6,7 @@
 //! whatever the host's scheduler does.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{self, Thread};
@@ -197,8 +198,8 @@ impl<'a> Player<'a> {
         }
         let mut fits = HashMap::new();
         for shape in shapes.iter().map(Shape::without_function) {
-            if !fits.contains_key(&shape) {
-                fits.insert(shape, kernels.fit(&shape)?);
+            if let Entry::Vacant(unknown) = fits.entry(shape) {
+                unknown.insert(kernels.fit(&shape)?);
             }
         }
         // The largest last: what is allowed a function last holds.

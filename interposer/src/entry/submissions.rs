@@ -99,6 +99,8 @@ macro_rules! gated {
         #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             const TRAITS: Traits = Symbol::$symbol.traits();
+            /// It has a mark of its own each time: the device does nothing for it.
+            const WAITS_FOR_HOST: bool = matches!(TRAITS.work, Work::HostWait);
             /// Apart, so that the fast path is a handful of loads and a jump.
             #[cold]
             #[inline(never)]
@@ -108,6 +110,7 @@ macro_rules! gated {
                 if residency::active()
                     && !blocks!($stream)
                     && !TRAITS.allocates
+                    && !WAITS_FOR_HOST
                 {
                     gate::turn_to(stream);
                     if let Some(_pass) = gate::open_quiesced(stream, seen) {
@@ -147,6 +150,11 @@ macro_rules! gated {
                 if matches!(ticket, gate::Ticket::Deny) {
                     return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
                 }
+                let ticket = match WAITS_FOR_HOST {
+                    true => ours(Symbol::$symbol, || gate::before_host_wait(ticket))
+                        .unwrap_or_else(gate::Ticket::Pass),
+                    false => ticket,
+                };
                 let pass = ours(Symbol::$symbol, || residency::pass_submission(TRAITS.operands, &[$($arg),*]));
                 let pass = match pass.unwrap_or_else(|_| Ok(residency::Pass::uncounted())) {
                     Ok(pass) => pass,
@@ -176,7 +184,7 @@ macro_rules! gated {
                 // SAFETY: the caller's own arguments.
                 unsafe { next($($arg),*) }
             }
-            if blocks!($stream) || TRAITS.allocates {
+            if blocks!($stream) || TRAITS.allocates || WAITS_FOR_HOST {
                 return slow($($arg),*);
             }
             let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);

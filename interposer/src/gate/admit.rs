@@ -245,6 +245,19 @@ fn admit_attached(
     Ticket::Count(marks::weigh(thread, attached, seen))
 }
 
+/// Before a call after which its stream waits for the host: what was submitted to the stream before
+/// is marked, so that the wait has a mark of its own.
+#[cold]
+#[inline(never)]
+pub(crate) fn before_host_wait(ticket: Ticket) -> Ticket {
+    let (Ticket::Count(_), Some(attached)) = (&ticket, client::current()) else {
+        return ticket;
+    };
+    let thread = thread();
+    let _ours = thread.enter();
+    Ticket::Count(marks::weigh_host_wait(thread, attached))
+}
+
 /// The slow path, after the driver call. Whether an iteration of the program has ended with it.
 #[cold]
 #[inline(never)]
@@ -266,13 +279,13 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) -> bool {
         iteration_ended = signature::record(thread, attached, line.launches(), seen);
         line.count_copied(seen.copies);
     }
-    let mut solo = None;
+    let (mut solo, mut host_wait) = (None, false);
     match ticket {
         Ticket::Pass(_) | Ticket::Deny => return false,
         Ticket::Count(weight) => {
             line.count_launch();
             thread.set_spent_ns(thread.spent_ns() + weight.ns);
-            solo = weight.solo;
+            (solo, host_wait) = (weight.solo, weight.host_wait);
         }
         Ticket::Blocked(blocking) => {
             if blocking.begun_ns != 0 {
@@ -286,7 +299,7 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) -> bool {
         }
     }
     let _ours = thread.enter();
-    marks::settle(thread, attached, solo);
+    marks::settle(thread, attached, solo, host_wait);
     thread.give_credit(credit(marks::credit_ns(thread, attached)));
     iteration_ended
 }

@@ -22,7 +22,7 @@ use shim_ffi::*;
 use crate::attachment::client::{self, Attached};
 use crate::driver::{real, spawn};
 use crate::gate::streams::PER_THREAD;
-use crate::gate::{capture, failure, slots};
+use crate::gate::{capture, failure, marks, slots};
 use crate::ground::clock::pause;
 use crate::ground::process;
 use crate::ground::thread::thread;
@@ -192,6 +192,7 @@ fn event(handle: usize) -> CUevent {
 pub(crate) fn record(
     index: usize,
     word: &StreamSlot,
+    host_wait: bool,
     _held: &Holding<'_>,
 ) -> Result<Option<u64>, CUresult> {
     let (stream, context) = (slots::key(index), slots::context(index));
@@ -221,7 +222,7 @@ pub(crate) fn record(
         return Err(result);
     }
     if !again {
-        word.issue();
+        marks::issue(word, host_wait);
         if first == 0 {
             events.first.store(mark, Ordering::Relaxed);
         }

@@ -52,6 +52,8 @@ const MOST_DOUBLED: u64 = 5;
 /// TIMEOUT: 50 ms is longer than any kernel that a bounded queue is meant for; a longer one lets a
 /// submission more pass.
 const PATIENCE_NS: u64 = 50_000_000;
+/// How often that is halved, at most, while nothing moves.
+const MOST_HALVED: u32 = 3;
 /// TIMEOUT: how long who destroys a stream waits for who marks it: that call may wait for space in
 /// the stream.
 const DETACH_NS: u64 = 1_000_000_000;
@@ -72,6 +74,8 @@ pub(crate) struct Weight {
     pub(crate) ns: u64,
     /// It has a mark of its own.
     pub(crate) solo: Option<SoloSample>,
+    /// So has this: the device does nothing for it, its stream waits for the host.
+    pub(crate) host_wait: bool,
 }
 
 /// A line of the client's half for a thread that submits for the first time.
@@ -242,7 +246,7 @@ fn enter(thread: &Thread, attached: &'static Attached, index: usize) {
     if slot.batch.load(Ordering::Relaxed) != thread.batch.get() {
         if thread.streams.get() as usize == BATCH {
             for other in batch(thread) {
-                mark(thread, attached, other, None, false);
+                mark(thread, attached, other, Covers::Work(None), false);
             }
             end_batch(thread, attached, true);
         }
@@ -382,7 +386,7 @@ pub(crate) fn flush(thread: &Thread, attached: &'static Attached) {
     thread.give_credit(0);
     take_again(thread, attached);
     for index in batch(thread) {
-        mark(thread, attached, index, None, false);
+        mark(thread, attached, index, Covers::Work(None), false);
         slots::at(index).flushed.store(true, Ordering::Relaxed);
     }
     end_batch(thread, attached, false);
@@ -419,18 +423,40 @@ pub(crate) fn weigh(thread: &Thread, attached: &'static Attached, seen: Seen) ->
         || ns > thread.budget_ns.get().min(most_ns) / 2
         || thread.marks_since_apart.get() >= MARKS_PER_SAMPLE;
     if !telling || behind(thread, attached) >= RING / 2 {
-        return Weight { ns, solo: None };
+        return Weight {
+            ns,
+            solo: None,
+            host_wait: false,
+        };
     }
     book(thread);
     if let Some(index) = own(thread) {
-        mark(thread, attached, index, None, false);
+        mark(thread, attached, index, Covers::Work(None), false);
     }
     let solo = Some(SoloSample {
         signature: seen.signature,
         class: seen.class,
         guessed: known.is_none(),
     });
-    Weight { ns, solo }
+    Weight {
+        ns,
+        solo,
+        host_wait: false,
+    }
+}
+
+/// The same before a call after which the stream waits for the host, which takes none of the
+/// device's time.
+pub(crate) fn weigh_host_wait(thread: &Thread, attached: &'static Attached) -> Weight {
+    book(thread);
+    if let Some(index) = own(thread) {
+        mark(thread, attached, index, Covers::Work(None), true);
+    }
+    Weight {
+        ns: 1,
+        solo: None,
+        host_wait: true,
+    }
 }
 
 /// Weight of what is not known: so that the window holds four of it.
@@ -514,15 +540,21 @@ pub(crate) fn begin_slice(thread: &Thread, attached: &Attached) {
 }
 
 /// After a submission: marks what is due, and waits while more is in flight than the window holds.
-/// `alone`: the submission has a mark of its own.
-pub(crate) fn settle(thread: &Thread, attached: &'static Attached, solo: Option<SoloSample>) {
+/// `solo`, `host_wait`: the submission has a mark of its own.
+pub(crate) fn settle(
+    thread: &Thread,
+    attached: &'static Attached,
+    solo: Option<SoloSample>,
+    host_wait: bool,
+) {
+    let apart = solo.is_some() || host_wait;
     // A batch may have ended while it waited at the gate.
     if let Some(index) = own(thread)
         && !in_turn(thread, index)
     {
         enter(thread, attached, index);
     }
-    let all = due(thread, line(thread, attached)) && solo.is_none();
+    let all = due(thread, line(thread, attached)) && !apart;
     // A program that asks for its events between its submissions has them marked each time, so that
     // nothing is ever due.
     let flushed = |index: &usize| {
@@ -530,7 +562,7 @@ pub(crate) fn settle(thread: &Thread, attached: &'static Attached, solo: Option<
         flushed.load(Ordering::Relaxed) && flushed.swap(false, Ordering::Relaxed)
     };
     let flushed = own(thread).filter(flushed);
-    if !all && solo.is_none() && (own(thread).is_none() || allowance_ns(thread) != 0) {
+    if !all && !apart && (own(thread).is_none() || allowance_ns(thread) != 0) {
         if let Some(index) = flushed {
             bound(thread, attached, [index].into_iter());
         }
@@ -540,13 +572,17 @@ pub(crate) fn settle(thread: &Thread, attached: &'static Attached, solo: Option<
     thread.give_credit(0);
     if all {
         for index in batch(thread) {
-            mark(thread, attached, index, None, true);
+            mark(thread, attached, index, Covers::Work(None), true);
         }
         adapt(thread, attached);
         bound(thread, attached, batch(thread));
         end_batch(thread, attached, true);
     } else if let Some(index) = own(thread) {
-        mark(thread, attached, index, solo, solo.is_none());
+        let covers = match host_wait {
+            true => Covers::HostWait,
+            false => Covers::Work(solo),
+        };
+        mark(thread, attached, index, covers, solo.is_none());
         adapt(thread, attached);
         bound(thread, attached, [index].into_iter());
         // It may be known by now how fast the stream gets on.
@@ -599,16 +635,20 @@ fn all_marked(thread: &Thread, attached: &Attached) {
     thread.marked.set(line.launches());
 }
 
+/// What a mark covers.
+#[derive(Clone, Copy)]
+enum Covers {
+    /// Work; if it is one submission, which.
+    Work(Option<SoloSample>),
+    /// A wait of the stream for the host. What came before has a mark of its own, if there was
+    /// space for it.
+    HostWait,
+}
+
 /// Marks what the batch has put into the stream of slot `index`, and learns from the marks before.
-/// `alone`: the one submission that it covers. `space`: only where one more mark can be remembered
+/// `space`: only where one more mark can be remembered
 /// until it has passed.
-fn mark(
-    thread: &Thread,
-    attached: &Attached,
-    index: usize,
-    solo: Option<SoloSample>,
-    space: bool,
-) -> bool {
+fn mark(thread: &Thread, attached: &Attached, index: usize, covers: Covers, space: bool) -> bool {
     let who = thread.who.get();
     let (Some(mut holding), Some(word)) =
         (slots::hold(index, who), attached.end.client.stream(index))
@@ -624,7 +664,13 @@ fn mark(
     if weight_ns == 0 || space && behind >= follow::space() {
         return false;
     }
-    let (made, result) = make(attached, index, word, &holding);
+    // Together with work it would be taken for work that takes no time.
+    let solo = match covers {
+        Covers::Work(solo) => solo,
+        Covers::HostWait => None,
+    };
+    let host_wait = matches!(covers, Covers::HostWait) && weight_ns == 1;
+    let (made, result) = make(attached, index, word, host_wait, &holding);
     let Some(mark) = made else {
         drop(holding);
         after_error(result);
@@ -651,6 +697,7 @@ fn make(
     attached: &Attached,
     index: usize,
     word: &StreamSlot,
+    host_wait: bool,
     held: &Holding<'_>,
 ) -> (Option<u64>, CUresult) {
     // No own call on a capturing stream, nor on the legacy stream while another is captured.
@@ -661,9 +708,9 @@ fn make(
     loop {
         let way = follow::way();
         let made = match way {
-            Following::Writes => write(attached, stream, word, captures),
-            Following::Events => follow::record(index, word, held),
-            Following::Queries => Ok(Some(word.issue())),
+            Following::Writes => write(attached, stream, word, captures, host_wait),
+            Following::Events => follow::record(index, word, host_wait, held),
+            Following::Queries => Ok(Some(issue(word, host_wait))),
         };
         match made {
             Ok(Some(mark)) => {
@@ -683,14 +730,23 @@ fn make(
     }
 }
 
+/// The next mark of a slot; `host_wait`: it covers a wait for the host and nothing else.
+pub(crate) fn issue(word: &StreamSlot, host_wait: bool) -> u64 {
+    match host_wait {
+        true => word.issue_host_wait(),
+        false => word.issue(),
+    }
+}
+
 /// Lets the device write the next number of a slot; `None`: our page is not there for it now.
 fn write(
     attached: &Attached,
     stream: usize,
     word: &StreamSlot,
     captures: bool,
+    host_wait: bool,
 ) -> Result<Option<u64>, CUresult> {
-    let mark = word.issue();
+    let mark = issue(word, host_wait);
     // Asked once the mark is counted: who is about to take the registration away waits for it from
     // then on.
     let Some(offset) = registration::offset(attached) else {
@@ -727,7 +783,7 @@ fn give_up(attached: &Attached, index: usize, word: &StreamSlot, holding: Holdin
     let stream = slots::key(index);
     // What the default streams are depends on who asks.
     if holding.is_open() && stream > PER_THREAD {
-        let (made, result) = make(attached, index, word, &holding);
+        let (made, result) = make(attached, index, word, false, &holding);
         if let Some(mark) = made {
             let rate = slots::rate(index);
             rate.issued(mark, 0, None, now_ns());
@@ -861,8 +917,9 @@ fn in_flight_ns(attached: &Attached, device: usize) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-/// How long a submission waits for the device. The device may have got on since a wait ran out, not
-/// during one: what it was waiting for came from this thread.
+/// How long a submission waits for the device: the shorter, the more waits have run out and nothing
+/// has moved. The device may have got on since a wait ran out, not during one: what it was waiting
+/// for came from this thread.
 fn patience_ns(thread: &Thread, client: &ClientHalf) -> u64 {
     if let Some(stuck) = (thread.stuck_plus_one.get() as usize).checked_sub(1)
         && client
@@ -872,16 +929,17 @@ fn patience_ns(thread: &Thread, client: &ClientHalf) -> u64 {
         thread.stuck_plus_one.set(0);
         thread.impatience.set(0);
     }
-    PATIENCE_NS << thread.impatience.get().min(6)
+    PATIENCE_NS >> thread.impatience.get().min(MOST_HALVED)
 }
 
 /// Waits while more is in flight on these streams of the thread's than the window holds, which is
 /// the wider the more is left of the slice: what is over by then is in nobody's way. Several
 /// streams in flight share it: each may have its part, or what the others leave of the whole.
 ///
-/// The wait has a deadline that doubles each time it runs out and nothing has moved: what we wait
-/// for may itself wait for something that this very thread will submit later (a collective's other
-/// rank, a stream's wait for a host flag).
+/// What we wait for may itself wait for what this very thread will do later. Nobody waits behind a
+/// stream that is known to wait for the host: the device has nothing of it to do. For others (a
+/// kernel that spins, another rank of a collective, a graph with host functions) the wait has a
+/// deadline that is halved each time it runs out and nothing has moved.
 fn bound(
     thread: &Thread,
     attached: &'static Attached,
@@ -928,6 +986,9 @@ fn bound(
             rate.observe(word, now, false);
             if word.done() != done_at_first {
                 thread.impatience.set(0);
+            }
+            if word.waits_for_host() {
+                break;
             }
             // What nobody knows may take any time: of that there is never more than fits the end
             // of a slice.
@@ -989,7 +1050,7 @@ pub(crate) fn stream_goes(stream: usize) {
         book(thread);
         let of_stream = |index: &usize| slots::key(*index) == stream;
         for index in batch(thread).filter(of_stream) {
-            mark(thread, attached, index, None, false);
+            mark(thread, attached, index, Covers::Work(None), false);
         }
     }
     for index in slots::of_stream(attached.end.client, stream) {

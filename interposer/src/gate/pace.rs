@@ -155,6 +155,9 @@ impl StreamRate {
         if slot.issued().wrapping_sub(seen) >= RING as u64 {
             return; // older than what is remembered
         }
+        if (1..=passed).any(|step| slot.is_host_wait(seen.wrapping_add(step))) {
+            return; // part of that was not the device's time
+        }
         let let_in_ns = self.let_in_ns.load(Ordering::Relaxed);
         // PANIC: the modulus is the length.
         let first_issued_ns =

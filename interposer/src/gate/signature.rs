@@ -73,7 +73,7 @@ pub(crate) fn of(symbol: Symbol, work: Work, args: &[usize], stream: usize) -> S
     let (mut what, mut shape, mut copies) = (symbol as u64 + 1, 0, 0);
     let mut kernel_grid = None;
     match work {
-        Work::Any => {}
+        Work::Any | Work::HostWait => {}
         Work::Kernel { blocks } => {
             // CAST, here and below: the upper halves of the registers of 32-bit parameters are
             // anything.

@@ -204,7 +204,7 @@ impl<'a> Joint<'a> {
             } else {
                 match self.space(job, false, true) {
                     Some(space) if space.from_ns < u64::MAX => {
-                        self.leave(job, &space, &mut left);
+                        self.subtract(job, &space, &mut left);
                         if space.from_ns <= now_ns {
                             Standing::MayCome
                         } else if space.from_ns == LATER_NS {
@@ -241,7 +241,7 @@ impl<'a> Joint<'a> {
     }
 
     /// Notes what a head leaves of its devices once it has come.
-    fn leave(&self, head: &Whole<'_>, space: &Space, left: &mut [Option<u64>]) {
+    fn subtract(&self, head: &Whole<'_>, space: &Space, left: &mut [Option<u64>]) {
         for ((at, place), left) in self.places.iter().enumerate().zip(left) {
             if head.on(at).is_none() {
                 continue;

@@ -1,12 +1,27 @@
-//! The co-ranks that are admitted beside a drain of their tenant, and for how long.
+//! The co-ranks that are admitted beside a drain of their tenant, and for how long. Processes that
+//! have nothing on the device themselves, or those whose own work stands still.
 //!
 //! Invariant: beside one drain their gates are open for no longer in all than a drain is waited
-//! for, and then for a window at a time, with a rest of [`AGAIN_NS`] between two of them.
+//! for, and then for a window at a time, with a rest between two of them: [`AGAIN_NS`], or
+//! [`OWN_AGAIN_NS`] for those whose own work it is.
 
 /// How often one that has used up its time gets another window.
 const AGAIN_NS: u64 = 1_000_000_000;
+/// The same for a process that waits at its gate with own work on the device that stands still.
+const OWN_AGAIN_NS: u64 = 250_000_000;
 /// How soon co-ranks whose gates have closed may come again, if the in-flight work stands still.
 const REST_NS: u64 = 500_000;
+
+/// A stream whose work does not get on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Standstill {
+    /// Whose it is.
+    pub client: u64,
+    /// Its slot.
+    pub slot: usize,
+    /// The mark that the device has passed.
+    pub done: u64,
+}
 
 /// The co-ranks that are admitted beside one drain.
 #[derive(Debug, Default)]
@@ -20,6 +35,8 @@ pub struct CoRanks {
     used_ns: u64,
     /// Marks of the others when they came.
     marks: u64,
+    /// What did not get on then.
+    stood: Vec<Standstill>,
 }
 
 impl CoRanks {
@@ -38,24 +55,27 @@ impl CoRanks {
         self.used_ns = 0;
     }
 
-    /// Whether they may come. `drain_ns`: how long a drain is waited for.
-    pub fn may_come(&self, now_ns: u64, drain_ns: u64) -> bool {
-        let rest_ns = if self.used_ns < drain_ns {
-            REST_NS
-        } else {
-            AGAIN_NS
+    /// Whether they may come. `drain_ns`: how long a drain is waited for; `own`: it is theirs.
+    pub fn may_come(&self, now_ns: u64, drain_ns: u64, own: bool) -> bool {
+        let rest_ns = match own {
+            _ if self.used_ns < drain_ns => REST_NS,
+            true => OWN_AGAIN_NS,
+            false => AGAIN_NS,
         };
         now_ns >= self.left_ns.saturating_add(rest_ns)
     }
 
-    /// These come. `marks`: what the others have on the device.
-    pub fn come(&mut self, now_ns: u64, clients: Vec<u64>, marks: u64) {
+    /// These come. `marks`: what the others have on the device; `stood`: streams of the tenant that
+    /// do not get on.
+    pub fn come(&mut self, now_ns: u64, clients: Vec<u64>, marks: u64, stood: Vec<Standstill>) {
         (self.clients, self.since_ns, self.marks) = (clients, now_ns, marks);
+        self.stood = stood;
     }
 
-    /// Whether the others have got on since they came.
-    pub fn have_met(&self, marks: u64) -> bool {
-        marks < self.marks
+    /// Whether the others have got on since they came, or something that had not. `done`: the mark
+    /// that a stream has passed by now.
+    pub fn have_met(&self, marks: u64, done: impl Fn(&Standstill) -> Option<u64>) -> bool {
+        marks < self.marks || self.stood.iter().any(|one| done(one) != Some(one.done))
     }
 
     /// Whether they have used up their time.
@@ -88,12 +108,19 @@ mod tests {
         let mut co_ranks = CoRanks::default();
         let mut now_ns = AGAIN_NS;
         let mut stays = |co_ranks: &mut CoRanks| {
-            while !co_ranks.may_come(now_ns, drain_ns) {
+            while !co_ranks.may_come(now_ns, drain_ns, false) {
                 now_ns += MS / 2;
             }
             let came_ns = now_ns;
-            co_ranks.come(now_ns, vec![7], 3);
-            assert!(co_ranks.are_here() && !co_ranks.have_met(3) && co_ranks.have_met(2));
+            let stood = Standstill {
+                client: 7,
+                slot: 1,
+                done: 5,
+            };
+            co_ranks.come(now_ns, vec![7], 3, vec![stood]);
+            let have_met = |marks, done| co_ranks.have_met(marks, |_| done);
+            assert!(co_ranks.are_here() && !have_met(3, Some(5)));
+            assert!(have_met(2, Some(5)) && have_met(3, Some(6)) && have_met(3, None));
             while !co_ranks.time_is_up(now_ns, drain_ns, window_ns) {
                 now_ns += MS;
             }
@@ -105,6 +132,9 @@ mod tests {
         assert_eq!(first, (AGAIN_NS, AGAIN_NS + drain_ns));
         assert_eq!(second.0, first.1 + AGAIN_NS);
         assert_eq!(second.1, second.0 + window_ns);
+        let own_ns = second.1 + OWN_AGAIN_NS;
+        assert!(co_ranks.may_come(own_ns, drain_ns, true));
+        assert!(!co_ranks.may_come(own_ns, drain_ns, false));
         co_ranks.renew();
         let third = stays(&mut co_ranks);
         assert_eq!(third, (second.1 + REST_NS, second.1 + REST_NS + drain_ns));

@@ -2,7 +2,8 @@
 //!
 //! Invariants: a tenant drains from the end of a slice to the moment at which nothing of it is on
 //! the device, or to its next slice; it never drains while it holds the device. A slice that ends
-//! with nothing on the device leaves nothing unfinished.
+//! with nothing on the device leaves nothing unfinished. What waits for the host is not on the
+//! device: it drains from the moment at which that is over.
 
 use policy::Quantile;
 
@@ -31,12 +32,38 @@ pub struct InFlight {
     /// It was found to have endless work, beside which other work of it gets on. That other work
     /// need not wait for the end of the endless one.
     endless_in_part: bool,
+    /// Its last slice has left streams that wait for the host.
+    waits_for_host: bool,
 }
 
 impl InFlight {
     /// Whether it drains.
     pub fn drains(&self) -> bool {
         self.since_ns.is_some()
+    }
+
+    /// Whether streams that its slices have left wait for the host, as far as is known.
+    pub fn waits_for_host(&self) -> bool {
+        self.waits_for_host
+    }
+
+    /// Looks, without a slice and with nothing on the device, whether what waited for the host goes
+    /// on: then that drains from now on.
+    pub fn resume(&mut self, now_ns: u64, device: usize, clients: &Clients) {
+        if !self.waits_for_host {
+            return;
+        }
+        let seen = clients.sample(device);
+        if seen.is_on_device() {
+            self.end_slice(now_ns, device, clients, seen);
+        } else {
+            self.waits_for_host = seen.waits_for_host;
+        }
+    }
+
+    /// Somebody of the tenant is let in beside its drain.
+    pub fn help(&mut self) {
+        self.drain.help();
     }
 
     /// Notes whether the drain under way has ended by now, without learning from it. `beside`:
@@ -95,6 +122,7 @@ impl InFlight {
                 self.drain.look(now_ns, seen.marks);
             }
         } else if let Some(since_ns) = self.since_ns.take() {
+            self.waits_for_host = seen.waits_for_host;
             let ended_ns = self.drain.end(since_ns, now_ns);
             self.recent.note(ended_ns.saturating_sub(since_ns));
             return Some(ended_ns);
@@ -117,6 +145,7 @@ impl InFlight {
 
     /// A slice has ended.
     pub fn end_slice(&mut self, now_ns: u64, device: usize, clients: &Clients, seen: Activity) {
+        self.waits_for_host = seen.waits_for_host;
         if seen.is_on_device() {
             self.since_ns = Some(now_ns);
             self.drain.begin(now_ns, seen.marks);
@@ -137,7 +166,7 @@ impl InFlight {
 
     /// All clients are gone, and their work with them.
     pub fn clear(&mut self) {
-        self.since_ns = None;
+        (self.since_ns, self.waits_for_host) = (None, false);
         self.unfinished.clear();
     }
 }

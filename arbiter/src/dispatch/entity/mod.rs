@@ -4,7 +4,8 @@
 //! slice that it has, `in_flight` what its slices leave on the device, `co_ranks` who is let in
 //! beside that, `demand` whether it wants and uses the device, `responsiveness` whether it comes
 //! when it is let in, `submissions` what it submits, `account` what it used, `closed_gate` what it
-//! submits past its gate, `profile` what a policy may know beyond that.
+//! submits past its gate, `rivalry` whether anybody else wants the device, `profile` what a policy
+//! may know beyond that.
 //!
 //! Invariants: the account has the floor and the cap of the terms; what a tenant is charged in
 //! memory outlives new terms; a tenant without clients neither holds the device nor wants it.
@@ -18,6 +19,7 @@ mod hold;
 mod in_flight;
 mod profile;
 mod responsiveness;
+mod rivalry;
 mod submissions;
 mod trace;
 
@@ -42,11 +44,13 @@ use account::{Account, Stood};
 use clients::Clients;
 use closed_gate::ClosedGate;
 use co_ranks::CoRanks;
+pub(super) use co_ranks::Standstill;
 use demand::{Demand, Look};
 use hold::{Hold, Holding};
 use in_flight::InFlight;
 use profile::Profile;
 use responsiveness::Responsiveness;
+use rivalry::Rivalry;
 use submissions::Submissions;
 use trace::Trace;
 
@@ -71,6 +75,7 @@ pub(super) struct RunEntity {
     /// Those that its in-flight work waits for.
     co_ranks: CoRanks,
     demand: Demand,
+    rivalry: Rivalry,
     responsiveness: Responsiveness,
     submissions: Submissions,
     account: Account,
@@ -104,6 +109,7 @@ impl RunEntity {
             in_flight: InFlight::default(),
             co_ranks: CoRanks::default(),
             demand: Demand::new(pace),
+            rivalry: Rivalry::default(),
             responsiveness: Responsiveness::default(),
             submissions: Submissions::default(),
             account: Account::new(now_ns, terms.min_ppm, terms.max_ppm),
@@ -281,10 +287,37 @@ impl RunEntity {
 
     /// Whether it is demoted for endless work that is still on the device, where more of its work
     /// would only come behind that. Streams that get on beside it do not: the endless one may even
-    /// wait for what they do.
+    /// wait for what they do. Nor is it in anybody's way while nobody else wants the device.
     fn is_stuck(&self, now_ns: u64) -> bool {
+        self.has_endless_work(now_ns) && !self.rivalry.is_over(now_ns)
+    }
+
+    fn has_endless_work(&self, now_ns: u64) -> bool {
         let endless = matches!(self.demoted(now_ns), Some(Violation::Endless { .. }));
         endless && self.in_flight.is_in_the_way()
+    }
+
+    /// Whether others have to wait where it is let in: it uses the device, or wants to, and not
+    /// only to come behind its own endless work.
+    pub fn is_a_rival(&self, now_ns: u64) -> bool {
+        let at_it = if self.holds() {
+            self.is_busy()
+        } else {
+            self.wants(now_ns) && !self.has_endless_work(now_ns)
+        };
+        at_it && self.may_run() && !self.clients().is_empty()
+    }
+
+    /// Whether it may be let in beside its own work that stands still, to a bounded extent: neither
+    /// its owner nor the place of its memory holds it back. A cap does not, for what stands there
+    /// may use it up for good. While its memory is about to move the work has to end first.
+    pub fn may_help(&self) -> bool {
+        !self.terms.paused && matches!(self.standing, Standing::In | Standing::Moving)
+    }
+
+    /// Whether streams that it has left wait for the host.
+    pub fn waits_for_host(&self) -> bool {
+        self.in_flight.waits_for_host()
     }
 
     /// Whether the device works for it. `drains`: work of others is left of earlier slices.
@@ -389,6 +422,9 @@ impl RunEntity {
     pub fn look(&mut self, now_ns: u64, device: usize, pace: &Pace, gap: bool) -> Option<u64> {
         let device_ns = self.usage().device_ns;
         let hold = self.hold();
+        if hold.is_none() && !self.drains() {
+            self.in_flight.resume(now_ns, device, &self.clients);
+        }
         if hold.is_none() && !self.drains() {
             let waits = self.responsiveness.counts(now_ns) && self.clients.wait(device);
             self.demand.look_outside(now_ns, waits, pace);
@@ -496,9 +532,21 @@ impl RunEntity {
     }
 
     /// These of its clients are admitted beside its drain. `marks`: what the others have on the
-    /// device.
-    pub fn admit_co_ranks(&mut self, now_ns: u64, clients: Vec<u64>, marks: u64) {
-        self.co_ranks.come(now_ns, clients, marks);
+    /// device; `stood`: its streams that do not get on.
+    pub fn admit_co_ranks(
+        &mut self,
+        now_ns: u64,
+        clients: Vec<u64>,
+        marks: u64,
+        stood: Vec<Standstill>,
+    ) {
+        self.in_flight.help();
+        self.co_ranks.come(now_ns, clients, marks, stood);
+    }
+
+    /// Others use the device, or want it, or nobody does.
+    pub fn note_rivals(&mut self, now_ns: u64, rivals: bool) {
+        self.rivalry.note(now_ns, rivals);
     }
 
     /// They are admitted no longer. Returns which they are.
