@@ -2,8 +2,8 @@
 //!
 //! The standard library's `exec` empties the signal mask and resets SIGPIPE; a command started
 //! through `sublet run` must find both as its caller left them. So this calls execve(2) itself, and
-//! gives SIGPIPE, which the Rust runtime ignores before `main`, and SIGCHLD the dispositions back that
-//! a constructor has seen before the runtime.
+//! gives SIGPIPE, which the Rust runtime ignores before `main`, and SIGCHLD the dispositions back
+//! that a constructor has seen before the runtime.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -28,8 +28,8 @@ fn see_what_is_ignored() {
     let ignored = is_ignored(Signal::SIGCHLD);
     SIGCHLD_WAS_IGNORED.store(ignored, Ordering::Relaxed);
     if ignored {
-        // Whoever has started us does not wait for its children. We wait for ours, and of a child
-        // of a process that ignores this the kernel keeps no status.
+        // The process that has started us does not wait for its children. We wait for ours, and of
+        // a child of a process that ignores this the kernel keeps no status.
         // SAFETY: SIG_DFL installs no code of ours.
         let _ = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) };
     }

@@ -4,8 +4,8 @@
 //! job of 1 GiB could start ten of 1 GiB each. So where the outer job has limits, the command is a
 //! part of it: its memory counts in the same quota, its work in the same share, under the outer
 //! job's name. What the inner one asks for in addition cannot be had, and that is said; with
-//! `--strict` it is an error. Where the outer job has no limits, or has ended, or uses other devices
-//! (simulated ones, and this one does not), there is nothing to stay within.
+//! `--strict` it is an error. Where the outer job has no limits, or has ended, or uses other
+//! devices (simulated ones, and this one does not), there is nothing to stay within.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
