@@ -12,6 +12,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use nix::libc;
+use nix::sys::signal::Signal;
 
 /// Signals whose disposition some command of `sublet` changes.
 const CHANGED: [libc::c_int; 3] = [libc::SIGPIPE, libc::SIGCHLD, libc::SIGXFSZ];
@@ -43,12 +44,23 @@ fn see_signals() {
         signals
     };
     let _ = BEGUN.set(signals);
+    if was_ignored(Signal::SIGCHLD) {
+        // Our parent does not wait for its children. We wait for ours, and the kernel keeps no
+        // status of a child whose parent ignores this signal.
+        // SAFETY: the default disposition runs no code of ours.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+    }
 }
 
-/// Where a caller ignores SIGCHLD, the kernel reaps our children before we can see how they ended.
-pub fn wait_for_children() {
-    // SAFETY: the default disposition runs no code of ours.
-    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+/// Whether this process began with a signal ignored; false of one that nobody here changes.
+pub fn was_ignored(signal: Signal) -> bool {
+    let at = CHANGED
+        .iter()
+        .position(|changed| *changed == signal as libc::c_int);
+    BEGUN
+        .get()
+        .zip(at)
+        .is_some_and(|(begun, at)| begun.ignored[at])
 }
 
 /// Has the command begin with the signals that this process began with.

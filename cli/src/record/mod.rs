@@ -166,7 +166,6 @@ struct Signals(SignalFd);
 
 impl Signals {
     fn take() -> anyhow::Result<Self> {
-        as_begun::wait_for_children();
         let mut signals = SigSet::empty();
         for signal in [
             Signal::SIGINT,

@@ -2,48 +2,22 @@
 //!
 //! The standard library's `exec` empties the signal mask and resets SIGPIPE; a command started
 //! through `sublet run` must find both as its caller left them. So this calls execve(2) itself, and
-//! gives SIGPIPE, which the Rust runtime ignores before `main`, and SIGCHLD back the dispositions
-//! that a constructor has seen before the runtime.
+//! gives SIGPIPE and SIGCHLD back the dispositions that this process began with
+//! ([`crate::as_begun`]).
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::anyhow;
 use nix::errno::Errno;
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::unistd::execve;
 
+use crate::as_begun;
 use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND};
-
-static SIGPIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
-static SIGCHLD_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
-
-#[ctor::ctor]
-fn see_what_is_ignored() {
-    SIGPIPE_WAS_IGNORED.store(is_ignored(Signal::SIGPIPE), Ordering::Relaxed);
-    let ignored = is_ignored(Signal::SIGCHLD);
-    SIGCHLD_WAS_IGNORED.store(ignored, Ordering::Relaxed);
-    if ignored {
-        // Our parent does not wait for its children. We wait for ours, and the kernel keeps no
-        // status of a child whose parent ignores this signal.
-        // SAFETY: SIG_DFL installs no code of ours.
-        let _ = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) };
-    }
-}
-
-fn is_ignored(signal: Signal) -> bool {
-    let mut action = std::mem::MaybeUninit::<nix::libc::sigaction>::uninit();
-    // SAFETY: with no new action this only writes the present one to `action`, which is read after
-    // success only.
-    unsafe {
-        nix::libc::sigaction(signal as i32, std::ptr::null(), action.as_mut_ptr()) == 0
-            && action.assume_init_ref().sa_sigaction == nix::libc::SIG_IGN
-    }
-}
 
 /// Replaces this process; returns only with the reason why not.
 pub fn replace_this_process(
@@ -75,12 +49,12 @@ fn try_replace(
         })
         .collect::<Result<Vec<_>, _>>()?;
 
-    if !SIGPIPE_WAS_IGNORED.load(Ordering::Relaxed) {
+    if !as_begun::was_ignored(Signal::SIGPIPE) {
         // SAFETY: SIG_DFL installs no code of ours.
         unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) }
             .map_err(|errno| anyhow!("cannot reset SIGPIPE: {errno}"))?;
     }
-    if SIGCHLD_WAS_IGNORED.load(Ordering::Relaxed) {
+    if as_begun::was_ignored(Signal::SIGCHLD) {
         // SAFETY: SIG_IGN installs no code of ours.
         unsafe { signal(Signal::SIGCHLD, SigHandler::SigIgn) }
             .map_err(|errno| anyhow!("cannot ignore SIGCHLD: {errno}"))?;
