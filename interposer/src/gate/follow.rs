@@ -22,7 +22,7 @@ use shim_ffi::*;
 use crate::attachment::client::{self, Attached};
 use crate::driver::{real, spawn};
 use crate::gate::streams::PER_THREAD;
-use crate::gate::{capture, failure, marks, slots};
+use crate::gate::{capture, failure, slots};
 use crate::ground::clock::pause;
 use crate::ground::process;
 use crate::ground::thread::thread;
@@ -186,6 +186,14 @@ fn event(handle: usize) -> CUevent {
     CUevent(std::ptr::without_provenance_mut(handle))
 }
 
+/// The next mark of a slot; `host_wait`: it covers a wait for the host and nothing else.
+pub(crate) fn issue(word: &StreamSlot, host_wait: bool) -> u64 {
+    match host_wait {
+        true => word.issue_host_wait(),
+        false => word.issue(),
+    }
+}
+
 /// Marks what is in the stream of a slot that is held by an event; the number of the mark. One that
 /// has no event left has the last one again, which then stands for what has come since as well.
 /// `None`: another thread than the slot's has no event for it.
@@ -222,7 +230,7 @@ pub(crate) fn record(
         return Err(result);
     }
     if !again {
-        marks::issue(word, host_wait);
+        issue(word, host_wait);
         if first == 0 {
             events.first.store(mark, Ordering::Relaxed);
         }

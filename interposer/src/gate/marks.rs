@@ -710,7 +710,7 @@ fn make(
         let made = match way {
             Following::Writes => write(attached, stream, word, captures, host_wait),
             Following::Events => follow::record(index, word, host_wait, held),
-            Following::Queries => Ok(Some(issue(word, host_wait))),
+            Following::Queries => Ok(Some(follow::issue(word, host_wait))),
         };
         match made {
             Ok(Some(mark)) => {
@@ -730,14 +730,6 @@ fn make(
     }
 }
 
-/// The next mark of a slot; `host_wait`: it covers a wait for the host and nothing else.
-pub(crate) fn issue(word: &StreamSlot, host_wait: bool) -> u64 {
-    match host_wait {
-        true => word.issue_host_wait(),
-        false => word.issue(),
-    }
-}
-
 /// Lets the device write the next number of a slot; `None`: our page is not there for it now.
 fn write(
     attached: &Attached,
@@ -746,7 +738,7 @@ fn write(
     captures: bool,
     host_wait: bool,
 ) -> Result<Option<u64>, CUresult> {
-    let mark = issue(word, host_wait);
+    let mark = follow::issue(word, host_wait);
     // Asked once the mark is counted: who is about to take the registration away waits for it from
     // then on.
     let Some(offset) = registration::offset(attached) else {
