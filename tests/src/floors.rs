@@ -422,6 +422,7 @@ pub const CRATES: [Crate; 19] = [
                 "arguments, and commands whose arguments others share",
                 &[
                     "args",
+                    "as_begun",
                     "cdi",
                     "api_flags",
                     "cluster_command",

@@ -88,34 +88,3 @@ fn kills_and_nonsense_end_leave_and_blame_nobody_else() {
     assert!(metric(&report, "kills") >= 40.0, "{said}");
     assert!(metric(&report, "garbage_sent") > 0.0, "{said}");
 }
-
-/// Programs that once hung, were refused or read wrong bytes in a job, and fresh ones: each ends
-/// as it does bare.
-#[test]
-fn legal_programs_end_in_a_job_as_they_do_bare() {
-    let known = Artefacts::get()
-        .root()
-        .join("scripts/soak/programs.d/known");
-    let mut files: Vec<String> = std::fs::read_dir(&known)
-        .expect("the known programs")
-        .map(|entry| entry.expect("a file").path().display().to_string())
-        .collect();
-    files.sort();
-    let mut of_files = vec!["--untimed", "--shrinks", "0", "--replay"];
-    of_files.extend(files.iter().map(String::as_str));
-    for words in [of_files, vec!["--untimed", "--fresh", "5"]] {
-        let (_, report, said) = run("programs", &words);
-        println!(
-            "now: of {} programs in {} runs {} hung, {} differed, {} did not end bare",
-            metric(&report, "programs"),
-            metric(&report, "runs"),
-            metric(&report, "hung"),
-            metric(&report, "differ"),
-            metric(&report, "illegal"),
-        );
-        assert!(metric(&report, "programs") >= 5.0, "{said}");
-        for name in ["hung", "differ", "illegal"] {
-            assert_eq!(metric(&report, name), 0.0, "{name}: {said}");
-        }
-    }
-}

@@ -18,8 +18,6 @@ struct Number {
     of: Caller,
     /// When its last call ended, by the clock of the recording.
     ended_ns: u64,
-    /// It has called since the search for an idle one last came by.
-    called: bool,
 }
 
 /// What a call has in the file.
@@ -34,8 +32,6 @@ pub struct Assigned {
 pub struct Threads {
     numbers: HashMap<Caller, usize>,
     known: Vec<Number>,
-    /// Where the search for an idle number goes on: the clock algorithm of page replacement.
-    hand: usize,
 }
 
 impl Threads {
@@ -45,15 +41,10 @@ impl Threads {
         let ended_ns = at_ns.saturating_add(took_ns);
         if let Some(at) = self.numbers.get(&of).copied() {
             let number = &mut self.known[at];
-            number.called = true;
             number.ended_ns = number.ended_ns.max(ended_ns);
             return assigned(at, gap_ns);
         }
-        let number = Number {
-            of,
-            ended_ns,
-            called: true,
-        };
+        let number = Number { of, ended_ns };
         if self.known.len() < MOST {
             self.known.push(number);
             self.numbers.insert(of, self.known.len() - 1);
@@ -66,14 +57,11 @@ impl Threads {
         assigned(at, at_ns.saturating_sub(before.ended_ns))
     }
 
-    fn idle(&mut self) -> usize {
-        loop {
-            let at = self.hand % self.known.len();
-            self.hand = at + 1;
-            if !std::mem::take(&mut self.known[at].called) {
-                return at;
-            }
-        }
+    /// The number whose last call ended first.
+    fn idle(&self) -> usize {
+        let numbers = self.known.iter().enumerate();
+        let idle = numbers.min_by_key(|(_, number)| number.ended_ns);
+        idle.map_or(0, |(at, _)| at)
     }
 }
 
@@ -96,7 +84,7 @@ mod tests {
         let mut threads = Threads::default();
         let mut seen = BTreeSet::new();
         let stays = threads.assign((1, 1), 0, 0, 5);
-        for thread in 2..200_000_u32 {
+        for thread in 2..100_000_u32 {
             let at_ns = u64::from(thread) * 100;
             seen.insert(threads.assign((1, thread), at_ns, 0, 10).thread);
             if thread % 100 == 0 {
@@ -106,7 +94,7 @@ mod tests {
                 );
             }
         }
-        println!("now: 200000 threads have {} numbers", seen.len() + 1);
+        println!("now: 100000 threads have {} numbers", seen.len() + 1);
         assert_eq!(seen.len() + 1, MOST);
         assert!(!seen.contains(&stays.thread) && threads.known.len() == MOST);
         assert_eq!(threads.numbers.len(), MOST);

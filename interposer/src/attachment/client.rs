@@ -87,6 +87,12 @@ pub(crate) fn kept_off(ordinal: i32) -> Option<CUresult> {
     current()?.kept_off(ordinal)
 }
 
+/// Whether the job may use no device but its own.
+#[inline]
+pub(crate) fn is_strict() -> bool {
+    current().is_some_and(|attached| attached.strict)
+}
+
 /// Number of the present attachment.
 #[inline]
 pub(crate) fn generation() -> u32 {

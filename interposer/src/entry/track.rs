@@ -51,15 +51,23 @@ pub(super) const NAMES_A_DEVICE: [bool; COUNT] = {
 
 /// What such a call is answered where a strict job may not use that device.
 pub(super) fn kept_off(traits: Traits, args: &[usize]) -> Option<CUresult> {
+    // Nothing of the program's is read for a job that may use any device.
+    if !client::is_strict() {
+        return None;
+    }
     let named = *args.get(1)?;
     // A device has a small number, and nothing lies at such an address.
     let device = if matches!(traits.tracks, Tracks::PoolCreate) {
         let properties = named as *const CUmemPoolProps;
-        // SAFETY: null, or the properties that the driver is about to read.
-        located(unsafe { properties.as_ref() }?.location)?
+        if properties.is_null() {
+            return None;
+        }
+        // SAFETY: the properties that the driver is about to read, aligned or not.
+        located(unsafe { properties.read_unaligned() }.location)?
     } else if named > usize::from(u16::MAX) {
-        // SAFETY: where no device is named, the location that the driver is about to read.
-        located(unsafe { *(named as *const CUmemLocation) })?
+        // SAFETY: where no device is named, the location that the driver is about to read, aligned
+        // or not.
+        located(unsafe { (named as *const CUmemLocation).read_unaligned() })?
     } else {
         // CAST: 16 bits.
         named as i32
