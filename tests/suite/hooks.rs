@@ -590,7 +590,16 @@ fn parts(symbol: Symbol) -> u8 {
             };
             let handles =
                 u8::from(traits.unmovable.is_some()) + u8::from(traits.physical.is_some());
-            capture + ends + handles + u8::from(traits.quiesced)
+            // Whether a strict job may use the device that the call names.
+            let named = [
+                "cuDeviceGetDefaultMemPool",
+                "cuDeviceGetMemPool",
+                "cuMemGetDefaultMemPool",
+                "cuMemGetMemPool",
+                "cuMemPoolCreate",
+            ];
+            let device = u8::from(named.contains(&name(symbol)));
+            capture + ends + handles + device + u8::from(traits.quiesced)
         }
     }
 }
