@@ -563,6 +563,15 @@ fn a_wrapper_in_front_of_us_does_not_go_round_in_circles() {
     }
 }
 
+fn waits_for_host(name: &str) -> bool {
+    let waits = [
+        "cuLaunchHostFunc",
+        "cuStreamAddCallback",
+        "cuStreamWaitValue",
+    ];
+    waits.iter().any(|one| name.starts_with(one))
+}
+
 /// What a hook's own part is, by the shape of its entry: the parts that a call always comes to when
 /// the driver refuses it.
 fn parts(symbol: Symbol) -> u8 {
@@ -573,9 +582,12 @@ fn parts(symbol: Symbol) -> u8 {
         // Before and after.
         Shape::Hook => 2,
         Shape::Gated if traits.allocates => 4,
+        // The work before a wait for the host has a mark of its own.
+        Shape::Gated if waits_for_host(name(symbol)) => 4,
         Shape::Gated | Shape::GatedList => 3,
         Shape::Sync | Shape::Query => 2,
-        Shape::Context => 3 + u8::from(traits.context.may_end()),
+        // Whether a strict job may use its device is a part.
+        Shape::Context => 4 + u8::from(traits.context.may_end()),
         Shape::Tracked => {
             let capture = match traits.capture {
                 Capture::None => 0,
