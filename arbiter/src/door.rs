@@ -112,6 +112,20 @@ impl Door {
         }
     }
 
+    /// Listens there from here on: nobody can reach the socket that it had.
+    ///
+    /// # Errors
+    /// As [`listen`](Self::listen).
+    pub fn move_to(&mut self, listener: Listener, poller: &Poller) -> io::Result<()> {
+        if let Some(before) = self.listener.replace(listener) {
+            poller.remove(&before);
+        }
+        if self.is_closed() {
+            return Ok(());
+        }
+        self.listen(poller)
+    }
+
     /// Ceases to listen for a while: peers that wait go on waiting, instead of waking the loop
     /// without end.
     pub fn close(&mut self, now_ns: u64, poller: &Poller) {

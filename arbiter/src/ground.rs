@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -29,7 +29,9 @@ use crate::desk::{Desk, News};
 use crate::journal::Journal;
 use crate::nvml::Watcher;
 use crate::options::Options;
+use crate::premises::{self, Premises};
 use crate::reactor::Poller;
+use crate::renewal::{self, Renew, Renewal};
 use crate::state::StateFile;
 use crate::supervisor::{Handed, Supervisor};
 use crate::turns::Turns;
@@ -79,6 +81,8 @@ pub(crate) struct Ground {
     pub census: Census,
     pub journal: Journal,
     pub state_file: StateFile,
+    /// What of the directory is this arbiter's.
+    pub renewal: Renewal,
     /// Asks the arbiter to end.
     pub stop: Bell,
     pub supervisor: Supervisor,
@@ -102,9 +106,13 @@ impl Ground {
         let poller = Poller::new().map_err(Error::io("make an epoll set"))?;
         let stop = Bell::new().map_err(Error::io("make an eventfd"))?;
         let journal_path = dir.journal_file();
-        let mut journal = Journal::open(&journal_path, Rc::clone(clock))
+        let enter = format!("enter {}", dir.path().display());
+        let mut premises = Premises::enter(dir.path()).map_err(Error::io(enter))?;
+        let title = premises.title();
+        let mut journal = Journal::open(&journal_path, title.clone(), Rc::clone(clock))
             .map_err(Error::io(format!("write {}", journal_path.display())))?;
-        let state_file = StateFile::start(dir.state_file()).map_err(Error::io("start a thread"))?;
+        let state_file =
+            StateFile::start(dir.state_file(), title).map_err(Error::io("start a thread"))?;
 
         if options.api.is_some() && descriptors::are_fewest() {
             return Err(Error::Remote(Unusable::Descriptors));
@@ -113,6 +121,8 @@ impl Ground {
         let remote = remote.transpose().map_err(Error::Remote)?;
         let listen = |path: &Path| format!("listen at {}", path.display());
         let mut sockets = Vec::new();
+        // An arbiter that ends removes what is its own meanwhile.
+        let guard = premises.guard();
         let path = dir.channel_socket();
         let listener = match handed.listener(SocketType::SEQPACKET, &path) {
             Some(socket) => {
@@ -125,20 +135,21 @@ impl Ground {
         let path = dir.api_socket();
         let api = stream_socket(&mut handed, &mut sockets, &path);
         let api = api.map_err(Error::io(listen(&path)))?;
-        // The host's arbiter serves every user, distinguished by SO_PEERCRED; any other serves its
-        // own.
-        let mode = if dir.source() == Source::System {
-            0o666
-        } else {
-            0o600
-        };
         for path in dir.sockets() {
             // Who has bound it has said who may connect.
             if sockets.contains(&path) {
                 continue;
             }
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode_of(dir)))
                 .map_err(Error::io(format!("set the mode of {}", path.display())))?;
+        }
+        drop(guard);
+        for path in [dir.lock_file()].into_iter().chain(dir.sockets()) {
+            // What a service manager keeps stays when this one ends.
+            if !sockets.contains(&path) {
+                let note = format!("look at {}", path.display());
+                premises.note(&path).map_err(Error::io(note))?;
+            }
         }
         let (desk, counter) = Desk::new().map_err(Error::io("make an eventfd"))?;
         let news = News::new();
@@ -154,6 +165,13 @@ impl Ground {
             );
         }
         show_to_containers(dir);
+        let of = dir.clone();
+        let renew = move |before: &Premises| {
+            renewal::renew(&of, before, |premises| bind_again(&of, premises))
+        };
+        // What a service manager has made it makes again itself.
+        let renew = sockets.is_empty().then(|| Box::new(renew) as Renew);
+        let renewal = Renewal::start(premises, renew).map_err(Error::io("start a thread"))?;
         let pages = handed.take_pages();
         let watcher = Watcher::start().map_err(Error::io("start a thread"))?;
         let census = Census::start().map_err(Error::io("start a thread"))?;
@@ -166,6 +184,7 @@ impl Ground {
             census,
             journal,
             state_file,
+            renewal,
             stop,
             supervisor: Supervisor::of(handed, sockets),
             pages,
@@ -177,6 +196,7 @@ impl Ground {
     /// Stands in an empty directory without a lock or a socket: nobody can connect.
     #[cfg(test)]
     pub fn closed(dir: &RuntimeDir, clock: &Clock) -> Self {
+        let premises = Premises::enter(dir.path()).expect("entered");
         Self {
             lock: None,
             poller: Poller::new().expect("an epoll set"),
@@ -184,14 +204,42 @@ impl Ground {
             turns: Turns::default(),
             watcher: Watcher::start().expect("a thread"),
             census: Census::start().expect("a thread"),
-            journal: Journal::open(&dir.journal_file(), Rc::clone(clock)).expect("a journal"),
-            state_file: StateFile::start(dir.state_file()).expect("a thread"),
+            journal: Journal::open(&dir.journal_file(), premises.title(), Rc::clone(clock))
+                .expect("a journal"),
+            state_file: StateFile::start(dir.state_file(), premises.title()).expect("a thread"),
+            renewal: Renewal::start(premises, None).expect("no thread"),
             stop: Bell::new().expect("an eventfd"),
             supervisor: Supervisor::default(),
             pages: BTreeMap::new(),
             api: Api::default(),
             descriptors: Descriptors::default(),
         }
+    }
+}
+
+/// Binds both sockets in a directory that was made again.
+fn bind_again(dir: &RuntimeDir, premises: &mut Premises) -> io::Result<(Listener, UnixListener)> {
+    let guard = premises.guard();
+    let listener = Listener::bind(&dir.channel_socket())?;
+    let path = dir.api_socket();
+    let _ = std::fs::remove_file(&path);
+    let api = UnixListener::bind(&path)?;
+    for path in dir.sockets() {
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode_of(dir)))?;
+    }
+    drop(guard);
+    for path in dir.sockets() {
+        premises.note(&path)?;
+    }
+    show_to_containers(dir);
+    Ok((listener, api))
+}
+
+/// The host's arbiter serves every user, distinguished by SO_PEERCRED; any other serves its own.
+fn mode_of(dir: &RuntimeDir) -> u32 {
+    match dir.source() {
+        Source::System => 0o666,
+        Source::Given | Source::Xdg | Source::Tmp => 0o600,
     }
 }
 
@@ -254,26 +302,16 @@ fn show_to_containers(dir: &RuntimeDir) {
 fn lock(options: &Options) -> Result<File, Error> {
     let path = options.dir.lock_file();
     let what = format!("take {}", path.display());
-    let mut file = std::fs::OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .read(true)
-        .write(true)
-        .mode(0o600)
-        .open(&path)
-        .map_err(Error::io(what.clone()))?;
-    let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
-    match rustix::fs::flock(&file, operation) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => {
+    let mut file = match premises::lock_file(&path).map_err(Error::io(what.clone()))? {
+        Ok(file) => file,
+        Err(_) => {
             let pid = std::fs::read_to_string(&path).unwrap_or_default();
             return Err(Error::AlreadyRunning {
                 dir: options.dir.path().to_owned(),
                 pid: pid.trim().parse().ok(),
             });
         }
-        Err(errno) => return Err(Error::io(what)(errno.into())),
-    }
+    };
     file.set_len(0)
         .and_then(|()| writeln!(file, "{}", std::process::id()))
         .map_err(Error::io(what))?;

@@ -21,6 +21,7 @@ use serde_json::{Map, Value};
 
 use crate::clock::Clock;
 use crate::desk::News;
+use crate::premises::Title;
 use crate::writer::{Sink, Writer};
 
 /// Lines kept in memory.
@@ -77,6 +78,9 @@ const QUIET_NS: u64 = 1_000_000_000;
 /// The file, as its thread has it.
 struct Lines {
     path: PathBuf,
+    title: Title,
+    /// How often that was another directory when the file was opened.
+    moves: u64,
     file: File,
     bytes: u64,
     rotate_bytes: u64,
@@ -86,7 +90,17 @@ struct Lines {
 
 impl Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<()> {
-        if self.bytes + line.len() as u64 > self.rotate_bytes && self.bytes > 0 {
+        if self.moves != self.title.moves() {
+            self.file = append(&self.path)?;
+            self.bytes = self.file.metadata()?.len();
+            self.moves = self.title.moves();
+        }
+        let is_long = self.bytes + line.len() as u64 > self.rotate_bytes && self.bytes > 0;
+        if is_long && self.title.check().is_err() {
+            // The names are another arbiter's now, and nobody finds this file: it begins anew.
+            self.file.set_len(0)?;
+            self.bytes = 0;
+        } else if is_long {
             match std::fs::rename(&self.path, aside(&self.path)) {
                 // Somebody has removed it, or it could not be begun anew the last time.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -109,11 +123,11 @@ impl Lines {
 
 impl Journal {
     /// Opens or begins the file, and finds the number of its last line.
-    pub fn open(path: &Path, clock: Clock) -> io::Result<Self> {
-        Self::with_limit(path, ROTATE_BYTES, clock)
+    pub fn open(path: &Path, title: Title, clock: Clock) -> io::Result<Self> {
+        Self::with_limit(path, ROTATE_BYTES, title, clock)
     }
 
-    fn with_limit(path: &Path, rotate_bytes: u64, clock: Clock) -> io::Result<Self> {
+    fn with_limit(path: &Path, rotate_bytes: u64, title: Title, clock: Clock) -> io::Result<Self> {
         let mut file = append(path)?;
         let mut bytes = file.metadata()?.len();
         let (mut seq, whole) = last_seq(&mut file, bytes)?;
@@ -129,6 +143,8 @@ impl Journal {
         }
         let mut lines = Lines {
             path: path.to_owned(),
+            moves: title.moves(),
+            title,
             file,
             bytes,
             rotate_bytes,
@@ -396,7 +412,13 @@ mod tests {
     fn numbers_continue_over_restarts_rotation_and_a_torn_line() {
         let dir = tempfile::tempdir().expect("dir");
         let path = dir.path().join("journal.jsonl");
-        let mut journal = Journal::with_limit(&path, 2000, crate::clock::host()).expect("new");
+        let mut journal = Journal::with_limit(
+            &path,
+            2000,
+            Title::unquestioned(dir.path()),
+            crate::clock::host(),
+        )
+        .expect("new");
         fill(&mut journal, 30);
         assert_eq!(journal.since(27, 0).len(), 3);
         assert_eq!(journal.since(0, 2).first().map(|event| event.seq), Some(1));
@@ -407,7 +429,13 @@ mod tests {
         append(&path)
             .and_then(|mut file| file.write_all(b"{\"seq\":99"))
             .expect("tear");
-        let mut journal = Journal::with_limit(&path, 2000, crate::clock::host()).expect("again");
+        let mut journal = Journal::with_limit(
+            &path,
+            2000,
+            Title::unquestioned(dir.path()),
+            crate::clock::host(),
+        )
+        .expect("again");
         fill(&mut journal, 1);
         let events = journal.since(0, 0);
         assert_eq!(events.len(), 1);
@@ -419,7 +447,9 @@ mod tests {
     fn a_line_has_the_number_of_its_job_and_the_uuids_of_its_devices() {
         let dir = tempfile::tempdir().expect("dir");
         let path = dir.path().join("journal.jsonl");
-        let mut journal = Journal::open(&path, crate::clock::host()).expect("new");
+        let mut journal =
+            Journal::open(&path, Title::unquestioned(dir.path()), crate::clock::host())
+                .expect("new");
         journal.name_device(1, "GPU-1f".into());
         journal.name_device(0, "GPU-0a".into());
         let about = About::job("train", 7);
@@ -453,7 +483,13 @@ mod tests {
     fn a_journal_that_somebody_removed_is_begun_anew_when_it_is_put_aside() {
         let dir = tempfile::tempdir().expect("dir");
         let path = dir.path().join("journal.jsonl");
-        let mut journal = Journal::with_limit(&path, 2000, crate::clock::host()).expect("new");
+        let mut journal = Journal::with_limit(
+            &path,
+            2000,
+            Title::unquestioned(dir.path()),
+            crate::clock::host(),
+        )
+        .expect("new");
         fill(&mut journal, 1);
         assert!(journal.settle(PATIENCE));
         std::fs::remove_file(&path).expect("remove");

@@ -324,10 +324,10 @@ impl Arbiter {
         // What a disk has not taken by then is lost, as on a full disk.
         self.journal.settle(crate::writer::IN_THE_END);
         self.persistence.settle(crate::writer::IN_THE_END);
-        let dir = &self.rulebook.options().dir;
-        for path in dir.sockets() {
+        // Those that another arbiter has bound meanwhile are not its own.
+        for path in self.rulebook.options().dir.sockets() {
             if !self.supervisor.keeps_socket(&path) {
-                let _ = std::fs::remove_file(path);
+                self.renewal.premises().remove(&path);
             }
         }
     }

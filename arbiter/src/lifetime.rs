@@ -43,7 +43,7 @@ pub struct Lifetime {
     /// Turns of the loop that have failed, and since when that is counted.
     failures: (u32, u64),
     /// `None`: nobody else can know of the directory.
-    _lock: Option<File>,
+    lock: Option<File>,
 }
 
 impl Lifetime {
@@ -57,8 +57,13 @@ impl Lifetime {
             idle_since_ns: now_ns,
             turns: (0, 0),
             failures: (0, now_ns),
-            _lock: lock,
+            lock,
         }
+    }
+
+    /// The lock of the directory is another file from here on.
+    pub fn hold(&mut self, lock: File) {
+        self.lock = Some(lock);
     }
 
     /// When it began.

@@ -115,7 +115,11 @@ mod tests {
 
     fn after(state: &State) -> (tempfile::TempDir, Persistence) {
         let dir = tempfile::tempdir().expect("directory");
-        let file = StateFile::start(dir.path().join("state.json")).expect("a thread");
+        let file = StateFile::start(
+            dir.path().join("state.json"),
+            crate::premises::Title::unquestioned(dir.path()),
+        )
+        .expect("a thread");
         (dir, Persistence::after(state, file))
     }
 

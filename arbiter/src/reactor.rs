@@ -32,6 +32,8 @@ pub enum Event {
     Rules,
     /// The census has an answer.
     Census,
+    /// The directory was looked at.
+    Premises,
     /// Operators have asked.
     Desk,
     /// A connected client says hello, or hangs up.
@@ -248,6 +250,7 @@ impl Event {
             Self::Rules => (15, 0),
             Self::Desk => (16, 0),
             Self::ContainerNames => (17, 0),
+            Self::Premises => (18, 0),
         };
         (kind << 56) | (id & ((1 << 56) - 1))
     }
@@ -269,6 +272,7 @@ impl Event {
             15 => Self::Rules,
             16 => Self::Desk,
             17 => Self::ContainerNames,
+            18 => Self::Premises,
             _ => return None,
         })
     }
@@ -288,6 +292,7 @@ mod tests {
             Event::Saved,
             Event::Names,
             Event::ContainerNames,
+            Event::Premises,
             Event::Rules,
             Event::Census,
             Event::Desk,

@@ -30,6 +30,7 @@ use crate::parked::Parked;
 use crate::persistence::Persistence;
 use crate::profile::{Parts, Profiles};
 use crate::reactor::{Event, Interest, Poller, be_prompt};
+use crate::renewal::Renewal;
 use crate::residency::{Capacity, MoveQueue};
 use crate::rulebook::{Rulebook, Why};
 use crate::schedulers::Schedulers;
@@ -142,6 +143,7 @@ pub struct Arbiter {
     pub(crate) allowances: Allowances,
     pub(crate) slow_work: SlowWork,
     pub(crate) supervisor: Supervisor,
+    pub(crate) renewal: Renewal,
     pub(crate) api: Api,
     /// The last of all: it has the lock of the directory.
     pub(crate) lifetime: Lifetime,
@@ -198,6 +200,7 @@ impl Arbiter {
             census,
             journal,
             state_file,
+            renewal,
             stop,
             supervisor,
             pages,
@@ -233,6 +236,7 @@ impl Arbiter {
             allowances: Allowances::new(now_ns),
             slow_work: SlowWork::new(now_ns),
             supervisor,
+            renewal,
             api,
         };
         let added = arbiter
@@ -263,6 +267,10 @@ impl Arbiter {
             .and_then(|()| {
                 let bell = arbiter.outsiders.bell();
                 arbiter.poller.add(bell, Event::Census, Interest::Read)
+            })
+            .and_then(|()| match arbiter.renewal.bell() {
+                Some(bell) => arbiter.poller.add(bell, Event::Premises, Interest::Read),
+                None => Ok(()),
             })
             .and_then(|()| arbiter.turns.watch(&arbiter.poller))
             .and_then(|()| arbiter.listen());
@@ -427,6 +435,7 @@ impl Arbiter {
                 self.answer_saved(now_ns);
             }
             Event::Census => self.on_census(now_ns),
+            Event::Premises => self.on_premises(now_ns),
             Event::Desk => self.turns.on_desk(now_ns),
             Event::Names => self.on_names(now_ns),
             Event::ContainerNames => self.on_container_names(now_ns),
@@ -591,6 +600,7 @@ impl Arbiter {
         self.door.make_ready();
         self.survey_residency(now_ns);
         self.inform_supervisor();
+        self.renewal.look(now_ns);
         // A job that has not touched its device yet may still wonder who else is there.
         let watched = !self.clients.is_empty() || !self.ledger.is_empty();
         self.discovery.refresh(watched);

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bell::Bell;
 use crate::container::InContainer;
+use crate::premises::Title;
 use crate::writer::Writer;
 
 /// Format of the file.
@@ -208,8 +209,8 @@ struct Shared {
 }
 
 impl StateFile {
-    /// Starts the thread.
-    pub fn start(path: PathBuf) -> io::Result<Self> {
+    /// Starts the thread, which writes as long as the directory is this arbiter's.
+    pub fn start(path: PathBuf, title: Title) -> io::Result<Self> {
         let shared = Arc::<Shared>::default();
         let bell = Bell::new()?;
         let (other, ring) = (Arc::clone(&shared), bell.clone());
@@ -218,7 +219,8 @@ impl StateFile {
             let Some((number, mut state)) = other.newest.lock().take() else {
                 return Ok(());
             };
-            let error = state.save(&path).err().map(|error| error.to_string());
+            let saved = title.check().and_then(|()| state.save(&path));
+            let error = saved.err().map(|error| error.to_string());
             if let Some(error) = error.as_ref().filter(|_| error != failed) {
                 tracing::error!(
                     "{} cannot be written, a restarted arbiter will not know its jobs: {error}",
@@ -288,7 +290,8 @@ mod tests {
             next_id,
             ..State::default()
         };
-        let mut file = StateFile::start(path.clone()).expect("a thread");
+        let mut file =
+            StateFile::start(path.clone(), Title::unquestioned(dir.path())).expect("a thread");
         assert_eq!(file.save(of(1)), 1);
         assert!(file.settle(PATIENCE));
         assert_eq!(file.done(), 1);
@@ -306,7 +309,8 @@ mod tests {
     fn a_directory_that_is_gone_ends_nothing() {
         let dir = tempfile::tempdir().expect("dir");
         let path = dir.path().join("gone").join("state.json");
-        let mut file = StateFile::start(path.clone()).expect("a thread");
+        let mut file =
+            StateFile::start(path.clone(), Title::unquestioned(dir.path())).expect("a thread");
         file.save(State::default());
         assert!(file.settle(PATIENCE));
         assert_eq!(file.done(), 1, "nobody waits for what cannot be written");
@@ -332,7 +336,7 @@ mod tests {
             0,
         )
         .expect("a pipe");
-        let mut file = StateFile::start(path).expect("a thread");
+        let mut file = StateFile::start(path, Title::unquestioned(dir.path())).expect("a thread");
         for number in 1..100 {
             assert_eq!(file.save(State::default()), number);
         }

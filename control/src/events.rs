@@ -67,6 +67,7 @@ pub const EVENT_KINDS: [EventKind; 51] = [
     kind("bad_record", "bad record"),
     kind("journal_lost", "events lost"),
     kind("unsaved", "state not saved"),
+    kind("directory", "directory made again"),
     kind("stalled", "arbiter stalled"),
     kind("failure", "arbiter failure"),
     kind("node_refused_hook", "hook refused"),

@@ -192,3 +192,87 @@ fn a_fork_after_initialisation_holds_nothing_and_ends_quietly() {
     assert_eq!(job.mem_used_bytes, 512 * MIB);
     run.finish().succeeded();
 }
+
+/// The runtime directory of a sandbox is removed and made again, as by a logout and a login.
+fn logout_and_login(sandbox: &Sandbox) {
+    use std::os::unix::fs::DirBuilderExt;
+    let path = sandbox.path("run");
+    std::fs::remove_dir_all(&path).expect("removed");
+    let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
+    made.expect("made again");
+}
+
+fn arbiters_pid(sandbox: &Sandbox) -> Option<u32> {
+    Some(sandbox.control().ok()?.status().ok()?.pid)
+}
+
+#[test]
+fn an_arbiter_that_ends_leaves_its_successors_sockets_alone() {
+    use nix::sys::signal::Signal;
+    let sandbox = Sandbox::new();
+    let first = sandbox.arbiter();
+    first.signal(Signal::SIGSTOP);
+    logout_and_login(&sandbox);
+    let second = sandbox.arbiter();
+    first.signal(Signal::SIGTERM);
+    first.signal(Signal::SIGCONT);
+    let ended = first.wait();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let names = ["arbiter.lock", "api.sock", "channel.sock"];
+    let there = names.map(|name| sandbox.path("run").join(name).exists());
+    let answers = arbiters_pid(&sandbox);
+    println!(
+        "now: of {names:?} {there:?} are there after the first one's end, process {answers:?} of {} answers",
+        second.pid()
+    );
+    assert_eq!((there, answers), ([true; 3], Some(second.pid())));
+}
+
+#[test]
+fn a_directory_that_is_removed_while_a_job_runs_is_made_again_by_its_arbiter() {
+    let sandbox = Sandbox::new();
+    let memory = programs::program("memory");
+    let start = |name: &str| {
+        let mut command = sandbox.job(&["--name", name, "--mem", "1GiB"], &memory);
+        let mut run = ProgramRun::start(&mut command);
+        assert_eq!(run.ask("init"), "0");
+        run
+    };
+    let before = start("before");
+    let arbiter = arbiters_pid(&sandbox).expect("it serves a job");
+    let mut pids = vec![arbiter];
+    for removed in [
+        "run",
+        "run/api.sock",
+        "run/channel.sock",
+        "run/arbiter.lock",
+    ] {
+        let path = sandbox.path(removed);
+        if removed == "run" {
+            logout_and_login(&sandbox);
+        } else {
+            std::fs::remove_file(&path).expect("removed");
+        }
+        wait_until("the names are there again", || {
+            let names = ["run/arbiter.lock", "run/api.sock", "run/channel.sock"];
+            let all = names.iter().all(|name| sandbox.path(name).exists());
+            (all && arbiters_pid(&sandbox).is_some()).then_some(())
+        });
+        pids.extend(arbiters_pid(&sandbox));
+    }
+    let after = start("after");
+    let jobs: Vec<String> = sandbox.jobs().into_iter().map(|job| job.name).collect();
+    pids.extend(arbiters_pid(&sandbox));
+    pids.dedup();
+    println!(
+        "now: arbiters {pids:?} serve {jobs:?} after the directory and each name in it was removed"
+    );
+    assert_eq!((pids, jobs.len()), (vec![arbiter], 2));
+    let kinds = sandbox.events().into_iter().map(|event| event.kind);
+    assert!(kinds.filter(|kind| kind == "directory").count() >= 1);
+    let state = sandbox.path("run/state.json");
+    wait_until("its state is there", || state.exists().then_some(()));
+    for run in [before, after] {
+        assert_eq!(run.finish().code, Some(0));
+    }
+}

@@ -45,6 +45,9 @@ pub use tls::{ApiListener, Unusable};
 /// it for this long loses it.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
 
+/// Threads at a time, with those of sockets whose names are gone.
+const THREADS: usize = 16;
+
 /// What has changed about the files of the TCP listener.
 fn log(what: &str, notice: Notice<'_>) {
     match notice {
@@ -72,7 +75,43 @@ struct Serving {
     closing: watch::Sender<bool>,
     /// Has one word for each thread.
     closed: Receiver<()>,
+    over: SyncSender<()>,
     threads: usize,
+    local: Serves,
+}
+
+/// What a thread for this host needs.
+struct Serves {
+    office: Arc<Office>,
+    kept: Descriptors,
+}
+
+impl std::fmt::Debug for Serves {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Serves").finish_non_exhaustive()
+    }
+}
+
+impl Serves {
+    /// Serves a bound socket on a thread of its own.
+    fn start(&self, listener: UnixListener, over: SyncSender<()>, first: bool) -> io::Result<()> {
+        listener.set_nonblocking(true)?;
+        let (office, kept) = (Arc::clone(&self.office), self.kept.clone());
+        start_thread(
+            "api",
+            over,
+            async move || match tokio::net::UnixListener::from_std(listener) {
+                Ok(listener) => {
+                    if first {
+                        tokio::spawn(stream::pass_on(Arc::clone(&office)));
+                    }
+                    let open = Arc::clone(&office.connections);
+                    serve(Local::new(listener, kept, open), office).await;
+                }
+                Err(error) => tracing::error!("nobody can connect to the API: {error}"),
+            },
+        )
+    }
 }
 
 /// What every request has at hand.
@@ -100,9 +139,8 @@ impl Api {
         news: Arc<News>,
         kept: Descriptors,
     ) -> io::Result<Self> {
-        listener.set_nonblocking(true)?;
         let (closing, is_closing) = watch::channel(false);
-        let (over, closed) = sync_channel(2);
+        let (over, closed) = sync_channel(THREADS);
         let grown = Arc::new(watch::channel(0).0);
         let office = |connections, followers| {
             Arc::new(Office {
@@ -129,27 +167,35 @@ impl Api {
         }
         let office = office(LOCAL, stream::LOCAL);
         let connections_most = office.connections.most();
-        start_thread(
-            "api",
-            over,
-            async move || match tokio::net::UnixListener::from_std(listener) {
-                Ok(listener) => {
-                    tokio::spawn(stream::pass_on(Arc::clone(&office)));
-                    let open = Arc::clone(&office.connections);
-                    serve(Local::new(listener, kept, open), office).await;
-                }
-                Err(error) => tracing::error!("nobody can connect to the API: {error}"),
-            },
-        )?;
+        let local = Serves { office, kept };
+        local.start(listener, over.clone(), true)?;
         Ok(Self {
             serving: Some(Serving {
                 closing,
                 closed,
+                over,
                 threads,
+                local,
             }),
             address,
             connections_most,
         })
+    }
+
+    /// Serves one more bound socket of this host: the name of the one before is gone.
+    ///
+    /// # Errors
+    /// There is no thread for it.
+    pub fn serve_too(&mut self, listener: UnixListener) -> io::Result<()> {
+        let Some(serving) = self.serving.as_mut() else {
+            return Ok(());
+        };
+        if serving.threads >= THREADS {
+            return Err(io::Error::other("the directory was made again too often"));
+        }
+        serving.local.start(listener, serving.over.clone(), false)?;
+        serving.threads += 1;
+        Ok(())
     }
 
     /// Connections of this host that are served at a time.

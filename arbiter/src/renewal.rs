@@ -1,0 +1,168 @@
+//! Looks after the arbiter's directory, beside the loop: whether its names are still this
+//! arbiter's, and makes them again where nobody else has them.
+//!
+//! A logout removes a user's runtime directory while jobs run, and cleaners empty `/tmp`. Then new
+//! processes of those jobs do not find their arbiter, and the next `sublet run` would start another
+//! one, which knows of none of them.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+
+use channel::arbiter::Listener;
+use control::paths::RuntimeDir;
+
+use crate::background::Background;
+use crate::premises::{self, Premises};
+
+/// How often it is looked at. TIMEOUT: a user who logs in again needs longer to type a command.
+const EVERY_NS: u64 = 250_000_000;
+
+/// Names that were made again.
+#[derive(Debug)]
+pub struct Renewed {
+    /// The lock; `None`: that is still held.
+    pub lock: Option<File>,
+    /// Where processes of jobs connect.
+    pub listener: Listener,
+    /// Where requests are taken.
+    pub api: UnixListener,
+    /// What is its own now.
+    pub premises: Premises,
+}
+
+/// Something is amiss.
+#[derive(Debug)]
+pub struct Amiss {
+    /// What, in words.
+    pub what: String,
+    /// What was made again, or why nothing was.
+    pub renewed: Result<Renewed, String>,
+}
+
+/// How a directory's names are made again.
+pub type Renew = Box<dyn FnMut(&Premises) -> Result<Renewed, String> + Send>;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Renewal {
+    premises: Arc<Premises>,
+    /// `None`: nobody else can know of the directory, or a service manager has made what is there.
+    looks: Option<Background<Arc<Premises>, Option<Amiss>>>,
+    asked: bool,
+    again_ns: u64,
+    /// What was said last.
+    said: String,
+}
+
+impl Renewal {
+    /// Starts the thread, where names are to be made again.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(premises: Premises, renew: Option<Renew>) -> io::Result<Self> {
+        let look = |mut renew: Renew| {
+            Background::start("premises", 1, move |premises: Arc<Premises>| {
+                let what = premises.amiss()?;
+                let renewed = renew(&premises);
+                Some(Amiss { what, renewed })
+            })
+        };
+        Ok(Self {
+            premises: Arc::new(premises),
+            looks: renew.map(look).transpose()?,
+            asked: false,
+            again_ns: 0,
+            said: String::new(),
+        })
+    }
+
+    /// What of the directory is this arbiter's.
+    pub fn premises(&self) -> &Premises {
+        &self.premises
+    }
+
+    /// What was made again is its own from here on.
+    pub fn move_to(&mut self, mut premises: Premises) {
+        premises.replace(&self.premises);
+        self.premises = Arc::new(premises);
+    }
+
+    /// Rings when it was looked at; `None`: it never is.
+    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.looks.as_ref()?.bell())
+    }
+
+    /// Has it looked at where that is due.
+    pub fn look(&mut self, now_ns: u64) {
+        if let Some(looks) = self.looks.as_ref().filter(|_| !self.asked)
+            && now_ns >= self.again_ns
+        {
+            self.asked = looks.ask(Arc::clone(&self.premises));
+        }
+    }
+
+    /// What was found amiss since that was asked last.
+    pub fn take(&mut self, now_ns: u64) -> Option<Amiss> {
+        let answers = self.looks.as_ref()?.take();
+        if answers.is_empty() {
+            return None;
+        }
+        self.asked = false;
+        self.again_ns = now_ns + EVERY_NS;
+        let amiss = answers.into_iter().flatten().next_back();
+        if amiss.is_none() {
+            self.said.clear();
+        }
+        amiss
+    }
+
+    /// Whether this was not said just before.
+    pub fn is_new(&mut self, text: &str) -> bool {
+        let is_new = self.said != text;
+        text.clone_into(&mut self.said);
+        is_new
+    }
+}
+
+/// Makes the directory and its names again. `bind` binds the sockets there.
+///
+/// # Errors
+/// Why not, in words: another arbiter has them, or they cannot be made.
+pub fn renew(
+    dir: &RuntimeDir,
+    before: &Premises,
+    bind: impl FnOnce(&mut Premises) -> io::Result<(Listener, UnixListener)>,
+) -> Result<Renewed, String> {
+    let words = |error: io::Error| error.to_string();
+    dir.ensure(rustix::process::geteuid().as_raw())
+        .map_err(|error| error.to_string())?;
+    let path = dir.lock_file();
+    let lock = if before.has(&path) {
+        None
+    } else {
+        let taken = premises::lock_file(&path).map_err(words)?;
+        let mut lock = taken.map_err(|_| {
+            let pid = std::fs::read_to_string(&path).unwrap_or_default();
+            format!(
+                "another arbiter (process {}) has it: jobs of both share the devices without knowing of each other; stop that one with `sublet arbiter --stop`",
+                pid.trim()
+            )
+        })?;
+        lock.set_len(0)
+            .and_then(|()| writeln!(lock, "{}", std::process::id()))
+            .map_err(words)?;
+        Some(lock)
+    };
+    let mut premises = Premises::enter(dir.path()).map_err(words)?;
+    let (listener, api) = bind(&mut premises).map_err(words)?;
+    premises.note(&path).map_err(words)?;
+    Ok(Renewed {
+        lock,
+        listener,
+        api,
+        premises,
+    })
+}
