@@ -3,6 +3,7 @@
 mod early;
 mod failures;
 mod host_memory;
+mod interrupted;
 mod last_use;
 mod limits;
 mod looks;

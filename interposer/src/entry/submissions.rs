@@ -5,6 +5,7 @@ use shim_ffi::{CUlaunchConfig, CUresult, Symbol};
 use crate::attachment::verdict::ours;
 use crate::gate::signature::Seen;
 use crate::gate::{self, Ticket};
+use crate::ground::stretch::here;
 use crate::metering;
 use crate::residency::{self, Needs, SpaceWait};
 
@@ -69,10 +70,10 @@ pub(super) fn allocating(
     exec: usize,
     once: impl Fn() -> (CUresult, bool),
 ) -> CUresult {
-    let mut wait = None;
+    let (mut wait, at) = (None, here());
     loop {
         let (result, short) = once();
-        if !short || !matches!(ours(symbol, || waits_for(exec, &mut wait)), Ok(true)) {
+        if !short || !matches!(ours(symbol, || waits_for(exec, &mut wait, at)), Ok(true)) {
             return result;
         }
     }
@@ -80,13 +81,13 @@ pub(super) fn allocating(
 
 #[cold]
 #[inline(never)]
-fn waits_for(exec: usize, wait: &mut Option<SpaceWait>) -> bool {
+fn waits_for(exec: usize, wait: &mut Option<SpaceWait>, at: usize) -> bool {
     if !residency::waits() {
         return false;
     }
     if wait.is_none() {
         *wait = metering::graph::weight(exec)
-            .map(|(meter, bytes)| SpaceWait::begin(&meter, Needs::Bytes(bytes)));
+            .map(|(meter, bytes)| SpaceWait::begin(&meter, Needs::Bytes(bytes), at));
     }
     wait.as_mut().is_some_and(SpaceWait::wait)
 }

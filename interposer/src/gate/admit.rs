@@ -10,7 +10,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use channel::{COMING, DeviceGrant, OPEN, Want};
+use channel::{COMING, DeviceGrant, OPEN};
 
 use crate::attachment::client::{self, Attached};
 use crate::attachment::job::OnLoss;
@@ -18,10 +18,10 @@ use crate::attachment::verdict::{self, Reason};
 use crate::gate::marks::{self, Way, Weight};
 use crate::gate::quiesce::{self, Pass};
 use crate::gate::signature::{self, Seen};
-use crate::gate::waiting::Waiting;
 use crate::gate::{capture, context, cost};
 use crate::ground::clock::{self, now_ns};
 use crate::ground::process;
+use crate::ground::stretch::{Counted, Of, here};
 use crate::ground::thread::{Thread, thread};
 
 /// The gate of a thread that nobody governs.
@@ -56,18 +56,11 @@ pub(crate) enum Ticket {
 
 /// A thread inside a driver call that blocks until its work is done, until dropped.
 pub(crate) struct Blocking {
-    want: Option<&'static Want>,
+    /// Until this is dropped.
+    _counted: Option<Counted>,
     /// When it began; 0 where that tells nothing of the device's copies: too small, or behind other
     /// work.
     begun_ns: u64,
-}
-
-impl Drop for Blocking {
-    fn drop(&mut self) {
-        if let Some(want) = self.want {
-            want.end_blocking();
-        }
-    }
 }
 
 /// Why a submission may not go to the driver right now.
@@ -177,18 +170,22 @@ fn count(thread: &Thread, seen: Seen) {
 }
 
 /// The slow path, before the driver call.
+#[inline(always)]
+pub(crate) fn admit(stream: usize, blocking: bool, seen: Seen) -> Ticket {
+    // Where the ticket is kept.
+    admit_at(here(), stream, blocking, seen)
+}
+
 #[cold]
 #[inline(never)]
-pub(crate) fn admit(stream: usize, blocking: bool, seen: Seen) -> Ticket {
+fn admit_at(at: usize, stream: usize, blocking: bool, seen: Seen) -> Ticket {
     let thread = thread();
+    thread.counts.give_back();
     let ticket = match client::current() {
         _ if thread.is_inside() => Ticket::Pass(Reason::Own),
         _ if capture::any() && capture::is_capturing(stream) => Ticket::Pass(Reason::Captured),
         None => ungoverned(thread, stream, Reason::Ungoverned),
-        Some(attached) => {
-            let _ours = thread.enter();
-            admit_attached(thread, attached, stream, blocking, seen)
-        }
+        Some(attached) => admit_attached(thread, attached, (at, blocking), stream, seen),
     };
     if let Ticket::Pass(reason) = ticket {
         verdict::passed(reason);
@@ -199,40 +196,47 @@ pub(crate) fn admit(stream: usize, blocking: bool, seen: Seen) -> Ticket {
 fn admit_attached(
     thread: &Thread,
     attached: &'static Attached,
+    (at, blocking): (usize, bool),
     stream: usize,
-    blocking: bool,
     seen: Seen,
 ) -> Ticket {
-    context::refresh(thread, attached);
-    let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1) else {
-        return ungoverned(thread, stream, Reason::OtherDevice);
-    };
-    marks::switch_stream(thread, attached, stream, device);
-    let Some(grant) = attached.end.arbiter.device(device) else {
-        return Ticket::Pass(Reason::OtherDevice);
-    };
-    let now = now_ns();
-    if now.saturating_sub(thread.last_check_ns.get()) > CHECK_EVERY_NS {
-        thread.last_check_ns.set(now);
-        attached.look_after(now);
-    }
-    let unheard = attached.on_loss != OnLoss::Open && attached.is_overdue(0, now);
-    if grant.pass(now).is_err() || attached.is_lost() || unheard {
+    let (device, grant) = loop {
+        context::refresh(thread, attached);
+        let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1) else {
+            return ungoverned(thread, stream, Reason::OtherDevice);
+        };
+        marks::switch_stream(thread, attached, stream, device);
+        let Some(grant) = attached.end.arbiter.device(device) else {
+            return Ticket::Pass(Reason::OtherDevice);
+        };
+        let now = now_ns();
+        if now.saturating_sub(thread.last_check_ns.get()) > CHECK_EVERY_NS {
+            thread.last_check_ns.set(now);
+            attached.look_after(now);
+        }
+        let unheard = attached.on_loss != OnLoss::Open && attached.is_overdue(0, now);
+        if grant.pass(now).is_ok() && !attached.is_lost() && !unheard {
+            break (device, grant);
+        }
         match wait_for_grant(thread, attached, device) {
             Waited::Granted => marks::begin_slice(thread, attached),
             Waited::Bypass => return ungoverned(thread, stream, Reason::WithoutArbiter),
             Waited::Denied => return Ticket::Deny,
         }
-    }
+        // A signal handler may have submitted something else meanwhile, or left its context.
+        if thread.stream.get() == stream && context::is_known(thread) {
+            break (device, grant);
+        }
+    };
     // A new attachment may have come while we waited; the next submission will see it.
     thread.gate.set(grant.gate_word());
     if blocking {
         let client = attached.end.client;
-        let want = client.want(device);
-        if let Some(want) = want {
-            want.begin_blocking();
-        }
-        let mut blocking = Blocking { want, begun_ns: 0 };
+        let count = |want| thread.counts.begin(Of::Blocking(want), at);
+        let mut blocking = Blocking {
+            _counted: client.want(device).map(count),
+            begun_ns: 0,
+        };
         // Every slot is looked at for this: only where the answer is wanted.
         let idle = signature::tells_rate(seen)
             && !client.unmarked(device)
@@ -253,9 +257,7 @@ pub(crate) fn before_host_wait(ticket: Ticket) -> Ticket {
     let (Ticket::Count(_), Some(attached)) = (&ticket, client::current()) else {
         return ticket;
     };
-    let thread = thread();
-    let _ours = thread.enter();
-    Ticket::Count(marks::weigh_host_wait(thread, attached))
+    Ticket::Count(marks::weigh_host_wait(thread(), attached))
 }
 
 /// The slow path, after the driver call. Whether an iteration of the program has ended with it.
@@ -298,7 +300,6 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) -> bool {
             marks::learn(thread, attached);
         }
     }
-    let _ours = thread.enter();
     marks::settle(thread, attached, solo, host_wait);
     thread.give_credit(credit(marks::credit_ns(thread, attached)));
     iteration_ended
@@ -346,7 +347,7 @@ fn wait_for_grant(thread: &Thread, attached: &'static Attached, device: usize) -
     let Some(want) = attached.end.client.want(device) else {
         return Waited::Bypass;
     };
-    let _waiting = Waiting::begin(want);
+    let _waiting = thread.counts.begin(Of::Waiting(want), here());
     let attended = attached.end.arbiter.device(device);
     if !attended.is_some_and(DeviceGrant::is_attended) {
         attached.end.ring();
@@ -367,6 +368,11 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
         }
         if process::exiting() {
             return Waited::Bypass;
+        }
+        // By a signal handler in a call that memory waits for which is to leave, and the gate for
+        // the memory.
+        if quiesce::is_closed() && quiesce::holds(thread()) {
+            return Waited::Granted;
         }
         let now = now_ns();
         // A gate that somebody has left open, who may never close it again.
@@ -499,7 +505,6 @@ pub(crate) fn before_sync() {
         return;
     }
     if let Some(attached) = client::current() {
-        let _ours = thread.enter();
         marks::flush(thread, attached);
     }
 }

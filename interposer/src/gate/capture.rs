@@ -163,7 +163,7 @@ pub(crate) fn is_capturing(stream: usize) -> bool {
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let handle = CUstream(std::ptr::without_provenance_mut(stream));
     // SAFETY: valid pointer to a local; the query is allowed during captures and invalidates none.
-    let result = unsafe { real::cuStreamIsCapturing(handle, &raw mut status) };
+    let result = thread().own(|| unsafe { real::cuStreamIsCapturing(handle, &raw mut status) });
     // The legacy stream cannot be asked while a blocking stream is captured: treat it like a
     // captured one.
     !result.is_ok() || status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
@@ -173,6 +173,7 @@ pub(crate) fn is_capturing(stream: usize) -> bool {
 /// in progress.
 pub(crate) fn relaxed<T>(calls: impl FnOnce() -> T) -> T {
     let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    let _inside = thread().enter();
     // SAFETY: valid pointer to a local; swaps this thread's mode.
     let swapped = unsafe { real::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.is_ok();
     let result = calls();

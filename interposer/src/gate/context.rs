@@ -70,13 +70,14 @@ pub(crate) fn refresh(thread: &Thread, attached: &'static Attached) {
     let mut context = CUcontext::NULL;
     // SAFETY: valid pointers to locals. Both calls only read the thread's current context, also
     // during a capture.
-    unsafe {
-        if !real::cuCtxGetDevice(&raw mut device).is_ok() {
-            return;
-        }
-        if real::cuCtxGetCurrent(&raw mut context).is_ok() {
-            thread.context.set(context.0 as usize);
-        }
+    let known = thread.own(|| unsafe {
+        let known = real::cuCtxGetDevice(&raw mut device).is_ok();
+        known.then(|| real::cuCtxGetCurrent(&raw mut context).is_ok())
+    });
+    match known {
+        None => return,
+        Some(true) => thread.context.set(context.0 as usize),
+        Some(false) => {}
     }
     if thread.context.get() != context_before {
         thread.renew_turn();
@@ -114,7 +115,7 @@ pub(crate) fn here() -> i32 {
 pub(crate) fn current() -> usize {
     let mut context = CUcontext::NULL;
     // SAFETY: valid pointer to a local; the call only reads, also during a capture.
-    match unsafe { real::cuCtxGetCurrent(&raw mut context) } {
+    match thread().own(|| unsafe { real::cuCtxGetCurrent(&raw mut context) }) {
         CUresult::CUDA_SUCCESS => context.0.addr(),
         _ => 0,
     }

@@ -252,7 +252,7 @@ fn create() -> Result<usize, CUresult> {
 fn destroy(handle: usize) {
     if handle != 0 {
         // SAFETY: an event of ours, whose context lives: `context_gone` forgets those of others.
-        let _ = unsafe { real::cuEventDestroy_v2(event(handle)) };
+        let _ = thread().own(|| unsafe { real::cuEventDestroy_v2(event(handle)) });
     }
 }
 
@@ -279,10 +279,10 @@ pub(crate) fn begin(index: usize) {
 }
 
 fn relaxed(calls: impl FnOnce() -> CUresult) -> CUresult {
-    match capture::any() {
+    thread().own(|| match capture::any() {
         true => capture::relaxed(calls),
         false => calls(),
-    }
+    })
 }
 
 /// Looks what of a slot that is held the device has done, where the device does not say so itself;
@@ -381,7 +381,7 @@ extern "C" fn run_caught(_: *mut c_void) -> *mut c_void {
             c"sublet-follow".as_ptr(),
         )
     };
-    let _ours = thread().enter();
+    thread().is_ours();
     let _ = std::panic::catch_unwind(run);
     std::ptr::null_mut()
 }

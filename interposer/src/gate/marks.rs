@@ -35,6 +35,7 @@ use crate::gate::streams::{LEGACY, PER_THREAD};
 use crate::gate::{capture, cost, follow, registration};
 use crate::ground::clock::{now_ns, pause};
 use crate::ground::process;
+use crate::ground::stretch::{Of, here};
 use crate::ground::thread::{BATCH, MOST_CREDIT, Thread, thread};
 
 /// Most submissions per mark.
@@ -341,27 +342,11 @@ fn take_now(thread: &Thread, attached: &'static Attached, device: usize) -> Opti
     slots::take(attached.end.client, what, now_ns(), adopt, follow::begin)
 }
 
-/// One that waits for the device to get on.
-struct Waiting;
-
-impl Waiting {
-    fn begin() -> Self {
-        WAITERS.fetch_add(1, Ordering::Relaxed);
-        Self
-    }
-
-    /// Sleeps. The more threads wait, the more seldom each of them looks: together they look as
-    /// often as a few.
-    fn nap(&self, ns: u64) {
-        let waiters = u64::from(WAITERS.load(Ordering::Relaxed));
-        pause(Duration::from_nanos(ns * (waiters / LOOKERS).clamp(1, 256)));
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        WAITERS.fetch_sub(1, Ordering::Relaxed);
-    }
+/// Sleeps, one of those that wait for the device to get on. The more threads wait, the more seldom
+/// each of them looks: together they look as often as a few.
+fn nap(ns: u64) {
+    let waiters = u64::from(WAITERS.load(Ordering::Relaxed));
+    pause(Duration::from_nanos(ns * (waiters / LOOKERS).clamp(1, 256)));
 }
 
 // ----------------------------------------------------------------------------------------------
@@ -757,11 +742,10 @@ fn write(
             real::cuStreamWriteValue64(stream, address, mark, 0)
         }
     };
-    let result = if captures {
-        capture::relaxed(write)
-    } else {
-        write()
-    };
+    let result = thread().own(|| match captures {
+        true => capture::relaxed(write),
+        false => write(),
+    });
     if result.is_ok() {
         return Ok(Some(mark));
     }
@@ -1020,7 +1004,10 @@ fn bound(
             } else {
                 nap_ns.clamp(10_000, 100_000)
             };
-            waiting.get_or_insert_with(Waiting::begin).nap(nap_ns);
+            if waiting.is_none() {
+                waiting = Some(thread.counts.begin(Of::Number(&WAITERS), here()));
+            }
+            nap(nap_ns);
         }
     }
 }
@@ -1036,7 +1023,6 @@ pub(crate) fn stream_goes(stream: usize) {
         return;
     };
     let thread = thread();
-    let _ours = thread.enter();
     let ours = thread.generation.get() == client::generation() && thread.slot_plus_one.get() != 0;
     if ours {
         book(thread);
@@ -1062,7 +1048,6 @@ pub(crate) fn context_goes(context: Option<usize>) {
         return;
     };
     let thread = thread();
-    let _ours = thread.enter();
     for index in slots::of_context(attached.end.client, context) {
         detach(thread, attached, index, |_| true);
     }
@@ -1129,7 +1114,7 @@ fn query(index: usize, _held: &Holding<'_>) -> CUresult {
     let stream = CUstream(std::ptr::without_provenance_mut(slots::key(index)));
     // SAFETY: a stream that the program has used on this thread, and that has not been destroyed,
     // for its slot is held.
-    unsafe { real::cuStreamQuery(stream) }
+    thread().own(|| unsafe { real::cuStreamQuery(stream) })
 }
 
 /// Asks the driver about the stream of a slot that is held; true where it has nothing to do. After

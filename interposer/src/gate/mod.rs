@@ -15,7 +15,6 @@ pub(crate) mod registration;
 pub(crate) mod signature;
 pub(crate) mod slots;
 pub(crate) mod streams;
-mod waiting;
 
 pub(crate) use admit::*;
 pub(crate) use streams::*;

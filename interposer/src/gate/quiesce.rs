@@ -22,9 +22,9 @@ use std::time::Duration;
 use shim_ffi::CUresult;
 
 use crate::attachment::client;
-use crate::gate::waiting::Waiting;
 use crate::ground::clock::{self, now_ns};
 use crate::ground::process;
+use crate::ground::stretch::{Of, here};
 use crate::ground::thread::{Thread, thread};
 
 /// Bit of the quiesce gate's word that says "closed". The rest counts changes.
@@ -57,7 +57,7 @@ static INSIDE: [Line; LINES] = [const { Line(AtomicU32::new(0)) }; LINES];
 
 /// A call of the program inside the quiesce gate, until dropped.
 #[derive(Debug)]
-pub(crate) struct Pass(Option<&'static AtomicU32>);
+pub(crate) struct Pass(Option<(&'static AtomicU32, u32)>);
 
 impl Pass {
     /// Of a call that nobody waits for.
@@ -75,7 +75,9 @@ impl Pass {
 impl Drop for Pass {
     #[inline]
     fn drop(&mut self) {
-        if let Some(line) = self.0 {
+        let Some((line, begun)) = self.0 else { return };
+        // One that was given up is counted out already.
+        if thread().passes.end(begun) {
             // SYNC(quiesce): Release, so that the agent that finds nobody inside sees what the call
             // has done.
             line.fetch_sub(1, Ordering::Release);
@@ -95,18 +97,19 @@ pub(crate) fn pass_by_permit(thread: &Thread, holds: impl FnOnce() -> bool) -> O
     let line = line_of(thread);
     // SYNC(early): as in `enter`, with the agent's `revoke`.
     line.fetch_add(1, Ordering::SeqCst);
-    let pass = Pass(Some(line));
+    let pass = Pass(Some((line, thread.passes.begin())));
     holds().then_some(pass)
 }
 
 /// The same without waiting: `None` where the quiesce gate is closed.
 #[inline]
 pub(crate) fn try_pass() -> Option<Pass> {
-    let line = line_of(thread());
+    let thread = thread();
+    let line = line_of(thread);
     // SYNC(quiesce): as in `enter`.
     line.fetch_add(1, Ordering::SeqCst);
     if QUIESCE.load(Ordering::SeqCst) & CLOSED == 0 {
-        return Some(Pass(Some(line)));
+        return Some(Pass(Some((line, thread.passes.begin()))));
     }
     line.fetch_sub(1, Ordering::Release);
     None
@@ -119,19 +122,37 @@ fn enter() -> Result<Pass, CUresult> {
         return Ok(Pass(None));
     }
     let line = line_of(thread);
+    if holds(thread) {
+        // In a signal handler: what the call needs that it came in between stays until that is
+        // over, and this one cannot wait for its end.
+        line.fetch_add(1, Ordering::SeqCst);
+        return Ok(Pass(Some((line, thread.passes.begin()))));
+    }
     loop {
         // SYNC(quiesce): SeqCst here and in `close`. Either the agent sees us inside, or we see the
         // quiesce gate closed.
         line.fetch_add(1, Ordering::SeqCst);
         let seen = QUIESCE.load(Ordering::SeqCst);
         if seen & CLOSED == 0 {
-            return Ok(Pass(Some(line)));
+            return Ok(Pass(Some((line, thread.passes.begin()))));
         }
         line.fetch_sub(1, Ordering::Release);
         if !wait(thread)? {
             return Ok(Pass(None));
         }
     }
+}
+
+/// Whether the thread is in a call inside the quiesce gate. Those that it has left by a jump are
+/// counted out.
+#[inline(always)]
+pub(crate) fn holds(thread: &Thread) -> bool {
+    let (count, left) = thread.passes.look();
+    if left != 0 {
+        // SYNC(quiesce): as where a pass ends.
+        line_of(thread).fetch_sub(left, Ordering::Release);
+    }
+    count != 0
 }
 
 fn line_of(thread: &Thread) -> &'static AtomicU32 {
@@ -170,8 +191,10 @@ pub(crate) fn wait_on<T>(
         return Some(answer);
     }
     let device = (thread.device_plus_one.get() as usize).saturating_sub(1);
+    thread.counts.give_back();
+    let at = here();
     let _waiting = attached.end.client.want(device).map(|want| {
-        let waiting = Waiting::begin(want);
+        let waiting = thread.counts.begin(Of::Waiting(want), at);
         attached.end.ring();
         waiting
     });

@@ -15,6 +15,7 @@ use crate::attachment::client::{self, Attached};
 use crate::driver::real;
 use crate::gate::{capture, follow};
 use crate::ground::clock::{self, now_ns};
+use crate::ground::thread::thread;
 
 // States: never tried, somebody is at it, done, the driver will not, its context is about to go.
 const NEVER: u32 = 0;
@@ -109,6 +110,7 @@ fn register(attached: &Attached) -> Result<u64, CUresult> {
     let bytes = size_of::<channel::ClientHalf>().next_multiple_of(4096);
     // Portable and mapped: good in every context of this process.
     const FLAGS: u32 = 1 | 2;
+    let _inside = thread().enter();
     // SAFETY: a page-aligned mapping of our own, of that many whole pages, that is never unmapped.
     let result = unsafe { real::cuMemHostRegister_v2(page.cast_mut().cast(), bytes, FLAGS) };
     match result {

@@ -6,4 +6,5 @@ pub(crate) mod errno;
 pub(crate) mod fault;
 pub(crate) mod lock;
 pub(crate) mod process;
+pub(crate) mod stretch;
 pub(crate) mod thread;

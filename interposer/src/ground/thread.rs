@@ -10,6 +10,8 @@ use std::sync::atomic::AtomicU32;
 
 use channel::{SignatureRing, ThreadSlot};
 
+use crate::ground::stretch::{Counts, Inside, Passes, Stretch};
+
 /// Streams of a batch, see [`crate::gate::marks`].
 pub(crate) const BATCH: usize = 64;
 
@@ -26,10 +28,8 @@ pub(crate) struct Thread {
     pub(crate) credit: Cell<i32>,
     /// Whether `device` and `context` are those of the thread's current context.
     pub(crate) context_known: Cell<bool>,
-    /// Whether the thread is inside a call of ours into the driver: see [`Thread::enter`].
-    inside: Cell<bool>,
-    /// Whether the thread is changing an answer of NVML, which may call its own functions for it.
-    inside_nvml: Cell<bool>,
+    /// Whether the thread is one of ours: all that it does is.
+    ours: Cell<bool>,
     /// Whether the thread is opening the driver: what its constructors look up is the driver's own
     /// business.
     pub(crate) opening: Cell<bool>,
@@ -109,13 +109,21 @@ pub(crate) struct Thread {
     pub(crate) recorded_ns: Cell<u64>,
     /// The thread's number in the recording; 0: none yet.
     pub(crate) recorded_as: Cell<u32>,
+    /// The thread is inside a call of ours into the driver: see [`Thread::own`].
+    inside: Stretch,
+    /// The thread is changing an answer of NVML, which may call its own functions for it.
+    inside_nvml: Stretch,
+    /// Its calls inside the quiesce gate.
+    pub(crate) passes: Passes,
+    /// What it is counted in while it waits.
+    pub(crate) counts: Counts,
     /// Slots of the streams of the batch.
     pub(crate) touched: [Cell<u16>; BATCH],
     /// Counter of a thread that nobody governs.
     pub(crate) unmanaged: ThreadSlot,
 }
 
-const _: () = assert!(size_of::<Thread>() <= 448);
+const _: () = assert!(size_of::<Thread>() <= 576);
 
 std::arch::global_asm!(
     ".section .tbss,\"awT\",@nobits",
@@ -123,9 +131,9 @@ std::arch::global_asm!(
     ".globl sublet_thread",
     ".hidden sublet_thread",
     ".type sublet_thread, @object",
-    ".size sublet_thread, 448",
+    ".size sublet_thread, 576",
     "sublet_thread:",
-    ".zero 448",
+    ".zero 576",
     ".text",
 );
 
@@ -142,37 +150,10 @@ pub(crate) fn thread<'a>() -> &'a Thread {
             at = out(reg) at,
             options(pure, readonly, nostack),
         );
-        // SAFETY: 448 zeroed, 64-aligned bytes that live as long as the thread; zero is a valid
+        // SAFETY: 576 zeroed, 64-aligned bytes that live as long as the thread; zero is a valid
         // `Thread`, and its cells are touched by this thread alone (the lifetime never leaves the
         // call that asked).
         &*at
-    }
-}
-
-/// The thread is at something of ours, until dropped, by a panic too.
-#[derive(Debug)]
-pub(crate) struct Inside<'a> {
-    flag: &'a Cell<bool>,
-    before: bool,
-}
-
-impl<'a> Inside<'a> {
-    #[inline(always)]
-    fn at(flag: &'a Cell<bool>) -> Self {
-        let before = flag.replace(true);
-        Self { flag, before }
-    }
-
-    /// Whether it was at that before.
-    pub(crate) fn again(&self) -> bool {
-        self.before
-    }
-}
-
-impl Drop for Inside<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        self.flag.set(self.before);
     }
 }
 
@@ -220,22 +201,36 @@ impl Thread {
         }
     }
 
-    /// From here on, until that is dropped, the thread's calls of the driver are our own.
+    /// From here on, until that is dropped, the thread's calls of the driver are our own, and so is
+    /// what the driver calls of what we export. To be held around the driver's code alone, and over
+    /// no wait of ours: a signal handler of the program's counts as the driver while it lasts.
     #[inline(always)]
     pub(crate) fn enter(&self) -> Inside<'_> {
-        Inside::at(&self.inside)
+        self.inside.enter()
+    }
+
+    /// The same around `calls`.
+    #[inline(always)]
+    pub(crate) fn own<T>(&self, calls: impl FnOnce() -> T) -> T {
+        let _inside = self.enter();
+        calls()
+    }
+
+    /// From here on all that the thread does is ours.
+    pub(crate) fn is_ours(&self) {
+        self.ours.set(true);
     }
 
     /// Whether the thread's calls of the driver are our own.
     #[inline(always)]
     pub(crate) fn is_inside(&self) -> bool {
-        self.inside.get()
+        self.ours.get() || self.inside.lasts()
     }
 
     /// From here on, until that is dropped, the thread's calls of NVML are our own.
     #[inline(always)]
     pub(crate) fn enter_nvml(&self) -> Inside<'_> {
-        Inside::at(&self.inside_nvml)
+        self.inside_nvml.enter()
     }
 
     /// Device time of the submissions that no mark covers yet, in nanoseconds; all streams.

@@ -90,7 +90,7 @@ extern "C" fn main(_: *mut c_void) -> *mut c_void {
         libc::syscall(libc::SYS_prctl, libc::PR_SET_TIMERSLACK, SLACK_NS);
     }
     short_turns();
-    let _ours = thread().enter();
+    thread().is_ours();
     let _ = std::panic::catch_unwind(run);
     std::ptr::null_mut()
 }

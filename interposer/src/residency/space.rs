@@ -24,6 +24,8 @@ use crate::attachment::client;
 use crate::gate::quiesce;
 use crate::ground::clock::now_ns;
 use crate::ground::process;
+use crate::ground::stretch::{Counted, Of, here};
+use crate::ground::thread::thread;
 use crate::metering::{GRANULE, Meter, granules};
 
 /// Whether a call of this process that finds no memory on the device waits for some: its own can be
@@ -116,7 +118,7 @@ fn insist(
         return first;
     }
     let needs = short.lacks.get().map_or(needs, Needs::Bytes);
-    let mut space = SpaceWait::begin(meter, needs);
+    let mut space = SpaceWait::begin(meter, needs, here());
     let mut result = first;
     while result == CUresult::CUDA_ERROR_OUT_OF_MEMORY
         && short.is_short.replace(false)
@@ -193,6 +195,10 @@ pub(crate) struct SpaceWait {
     needs: Needs,
     /// What it says that it waits for; 0: nothing yet.
     claimed: u64,
+    /// Says so until it is dropped.
+    counted: Option<Counted>,
+    /// Where the stack is in the function that this ends in.
+    at: usize,
     /// Number of its last question.
     asked: u32,
     asked_ns: u64,
@@ -210,12 +216,16 @@ pub(crate) struct SpaceWait {
 }
 
 impl SpaceWait {
-    pub(crate) fn begin(meter: &Meter, needs: Needs) -> Self {
+    /// `at`: [`here`] in the function that it ends in.
+    pub(crate) fn begin(meter: &Meter, needs: Needs, at: usize) -> Self {
         let now = now_ns();
+        thread().counts.give_back();
         let mut new = Self {
             meter: *meter,
             needs,
             claimed: 0,
+            counted: None,
+            at,
             asked: 0,
             asked_ns: now,
             refusals: 0,
@@ -342,18 +352,15 @@ impl SpaceWait {
         };
         if want.wait_for_space_within(bytes, most_bytes) {
             self.claimed = bytes;
+            self.counted = Some(thread().counts.adopt(Of::Space(want, bytes), self.at));
             // From here on answers are to this as well.
             self.ask(now);
         }
     }
 
     fn withdraw(&mut self) {
-        let claimed = std::mem::take(&mut self.claimed);
-        if claimed > 0
-            && let Some(want) = self.meter.attached().end.client.want(self.meter.device())
-        {
-            want.end_waiting_for_space(claimed);
-        }
+        self.claimed = 0;
+        self.counted = None;
     }
 
     /// Says in the journal why it is refused.
@@ -367,12 +374,6 @@ impl SpaceWait {
         // CAST: an index of a page, below MAX_DEVICES.
         let device = self.meter.device() as u32;
         self.meter.attached().end.client.write_record(device, event);
-    }
-}
-
-impl Drop for SpaceWait {
-    fn drop(&mut self) {
-        self.withdraw();
     }
 }
 
