@@ -18,7 +18,7 @@ const fn kind(word: &'static str, plain: &'static str) -> EventKind {
 }
 
 /// All of them: the arbiter's own, those of jobs, of processes, of memory, of trouble.
-pub const EVENT_KINDS: [EventKind; 51] = [
+pub const EVENT_KINDS: [EventKind; 52] = [
     kind("start", "arbiter started"),
     kind("stop", "arbiter stopped"),
     kind("reload", "quota file read"),

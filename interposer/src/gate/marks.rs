@@ -53,8 +53,11 @@ const MOST_DOUBLED: u64 = 5;
 /// TIMEOUT: 50 ms is longer than any kernel that a bounded queue is meant for; a longer one lets a
 /// submission more pass.
 const PATIENCE_NS: u64 = 50_000_000;
-/// How often that is halved, at most, while nothing moves.
-const MOST_HALVED: u32 = 3;
+/// So often it is doubled first: kernels of some tens of milliseconds in slices beside others move
+/// as seldom as that.
+const DOUBLED: u32 = 2;
+/// How often it is halved from there on, at most, while nothing moves.
+const MOST_HALVED: u32 = 5;
 /// TIMEOUT: how long who destroys a stream waits for who marks it: that call may wait for space in
 /// the stream.
 const DETACH_NS: u64 = 1_000_000_000;
@@ -893,8 +896,8 @@ fn in_flight_ns(attached: &Attached, device: usize) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-/// How long a submission waits for the device: the shorter, the more waits have run out and nothing
-/// has moved. The device may have got on since a wait ran out, not during one: what it was waiting
+/// How long a submission waits for the device: after the first few, the shorter, the more waits have
+/// run out and nothing has moved. The device may have got on since a wait ran out, not during one: what it was waiting
 /// for came from this thread.
 fn patience_ns(thread: &Thread, client: &ClientHalf) -> u64 {
     if let Some(stuck) = (thread.stuck_plus_one.get() as usize).checked_sub(1)
@@ -905,7 +908,9 @@ fn patience_ns(thread: &Thread, client: &ClientHalf) -> u64 {
         thread.stuck_plus_one.set(0);
         thread.impatience.set(0);
     }
-    PATIENCE_NS >> thread.impatience.get().min(MOST_HALVED)
+    let run_out = thread.impatience.get();
+    let halved = run_out.saturating_sub(DOUBLED).min(MOST_HALVED);
+    (PATIENCE_NS << run_out.min(DOUBLED)) >> halved
 }
 
 /// Waits while more is in flight on these streams of the thread's than the window holds, which is
@@ -915,7 +920,7 @@ fn patience_ns(thread: &Thread, client: &ClientHalf) -> u64 {
 /// What we wait for may itself wait for what this very thread will do later. Nobody waits behind a
 /// stream that is known to wait for the host: the device has nothing of it to do. For others (a
 /// kernel that spins, another rank of a collective, a graph with host functions) the wait has a
-/// deadline that is halved each time it runs out and nothing has moved.
+/// deadline that is doubled twice and then halved each time it runs out and nothing has moved.
 fn bound(
     thread: &Thread,
     attached: &'static Attached,
