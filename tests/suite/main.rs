@@ -26,7 +26,6 @@ mod metrics;
 mod namespaces;
 mod node_policies;
 mod one_table;
-mod own_thread;
 mod packaging;
 mod python;
 mod quota;
