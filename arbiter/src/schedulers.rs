@@ -9,7 +9,7 @@ use std::ops::{Index, IndexMut};
 use control::PolicyChoice;
 
 use crate::clock::Clock;
-use crate::dispatch::{DeviceScheduler, GangScheduler};
+use crate::dispatch::{DeviceScheduler, GangScheduler, joint};
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -114,6 +114,8 @@ impl Schedulers {
             self.gangs_due_ns = again_ns;
             self.step_these(touched, clock);
         }
+        let touched = joint::step(clock.mono_ns(), &mut self.all);
+        self.step_these(touched, clock);
     }
 
     fn step_these(&mut self, devices: u32, clock: &Clock) {

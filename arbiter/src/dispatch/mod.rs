@@ -34,6 +34,7 @@ mod entity;
 mod gang;
 mod hand_over;
 mod host_stall;
+pub mod joint;
 mod mode_switch;
 mod pace;
 mod pre_wake;
@@ -619,6 +620,8 @@ mod tests_control;
 mod tests_gangs;
 #[cfg(test)]
 mod tests_host_waits;
+#[cfg(test)]
+mod tests_joint;
 #[cfg(test)]
 mod tests_residence;
 #[cfg(test)]

@@ -45,7 +45,16 @@ impl DeviceScheduler {
         again_ns
     }
 
-    fn stand(&mut self) {
+    /// Counts everybody's memory anew.
+    pub(super) fn recount(&mut self, now_ns: u64) {
+        let device = self.device;
+        let jobs: Vec<JobView<'_>> = (self.roster.iter())
+            .map(|entity| entity.job(now_ns, device))
+            .collect();
+        self.residency.recount(now_ns, &jobs);
+    }
+
+    pub(super) fn stand(&mut self) {
         for entity in self.roster.iter_mut() {
             entity.standing = self.residency.standing(entity.tenant);
         }

@@ -10,6 +10,7 @@
 //! work.
 
 mod coordination;
+mod linked;
 mod moves;
 mod questions;
 mod report;
@@ -80,6 +81,14 @@ struct Record {
     fits_to: u64,
     /// What was on the device when the present move began.
     before_bytes: u64,
+    /// What was on the device when an arrival that is under way last got on, and when.
+    got_on: (u64, u64),
+    /// An arrival has lacked memory that nobody gives since then.
+    lacks_since_ns: Option<u64>,
+    /// Since when it is out, where an arrival was called off.
+    in_line_ns: Option<u64>,
+    /// What it may do, where that is decided over several devices.
+    joint: Option<Standing>,
     /// Called back by its operator, whether it wants the device or not.
     wished: bool,
     /// The present move was asked for by hand, and its figures are reported.
@@ -107,6 +116,10 @@ pub struct ResidencyManager {
     residents: Vec<ResidentJob>,
     /// What each job had on the device at the last look.
     occupied: Vec<(TenantId, u64)>,
+    /// Arrivals are decided over several devices, of which this is one.
+    linked: bool,
+    /// To whom slices were granted although they are out.
+    granted: Vec<TenantId>,
 }
 
 /// Whether every process of a tenant can run, some of them before all of their memory is back.
@@ -134,6 +147,8 @@ impl ResidencyManager {
             news: Vec::new(),
             residents: Vec::new(),
             occupied: Vec::new(),
+            linked: false,
+            granted: Vec::new(),
         }
     }
 
@@ -269,13 +284,20 @@ impl ResidencyManager {
         for job in jobs {
             self.begin_what_is_due(now_ns, job);
         }
-        self.make_space(now_ns, jobs);
+        if !self.linked {
+            self.make_space(now_ns, jobs);
+        }
         for job in jobs {
             self.proceed(now_ns, job);
         }
         self.rescue(now_ns, jobs);
         self.call_in(now_ns, jobs);
-        let again_ns = self.stand(now_ns, jobs);
+        let again_ns = if self.linked {
+            self.stand_jointly(jobs);
+            None
+        } else {
+            self.stand(now_ns, jobs)
+        };
         self.answer_questions(jobs);
         let moving = self
             .records
@@ -356,6 +378,18 @@ impl ResidencyManager {
 
     /// A slice was granted to one that is out: its switch begins, if it can.
     pub fn begin_switch(&mut self, now_ns: u64, id: TenantId) {
+        if self.linked {
+            self.granted.push(id);
+            return;
+        }
+        // A slice does not bring back what somebody keeps away.
+        let residents = self.residents.iter();
+        if residents
+            .filter(|one| one.id == id)
+            .any(|one| one.kept_away)
+        {
+            return;
+        }
         let Some(space) = self.arbitration.space_for(&self.residents(now_ns), id) else {
             return;
         };

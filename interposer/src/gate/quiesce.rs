@@ -47,6 +47,9 @@ static QUIESCE: AtomicU32 = AtomicU32::new(0);
 /// What calls are answered instead of waiting; 0: they wait.
 static FAILED: AtomicU32 = AtomicU32::new(0);
 
+/// Devices whose memory is away or moves, as bits.
+static AWAY: AtomicU32 = AtomicU32::new(0);
+
 const LINES: usize = 64;
 
 #[repr(align(64))]
@@ -190,16 +193,26 @@ pub(crate) fn wait_on<T>(
     if let Some(answer) = look(word.load(Ordering::SeqCst)) {
         return Some(answer);
     }
-    let device = (thread.device_plus_one.get() as usize).saturating_sub(1);
+    let own = (thread.device_plus_one.get() as usize).saturating_sub(1);
     thread.counts.give_back();
     let at = here();
-    let _waiting = attached.end.client.want(device).map(|want| {
-        let waiting = thread.counts.begin(Of::Waiting(want), at);
-        attached.end.ring();
-        waiting
-    });
+    let mut waiting = None;
+    let mut waits_for = 0;
     loop {
         let seen = word.load(Ordering::SeqCst);
+        // The gate is closed for the whole process: the thread waits for whatever is away, wherever
+        // its own work is. Before that is known, it is taken to be there.
+        let away = match AWAY.load(Ordering::Acquire) {
+            0 => bit(own),
+            away => away,
+        };
+        if waits_for != away {
+            // The new wait begins before the old one ends.
+            let next = Of::WaitingOn(attached.end.client, away);
+            drop(waiting.replace(thread.counts.begin(next, at)));
+            attached.end.ring();
+            waits_for = away;
+        }
         if let Some(answer) = look(seen) {
             break Some(answer);
         }
@@ -214,6 +227,21 @@ pub(crate) fn wait_on<T>(
         };
         use rustix::thread::futex;
         let _ = futex::wait(word, futex::Flags::PRIVATE, seen, Some(&timeout));
+    }
+}
+
+fn bit(device: usize) -> u32 {
+    // CAST: a device's index.
+    1u32.checked_shl(device as u32).unwrap_or(0)
+}
+
+/// Memory of a device leaves or is away, or is there again.
+pub(crate) fn set_away(device: usize, away: bool) {
+    // SYNC(away): Release; who waits reads it anew at every change of the gate and every 50 ms.
+    if away {
+        AWAY.fetch_or(bit(device), Ordering::Release);
+    } else {
+        AWAY.fetch_and(!bit(device), Ordering::Release);
     }
 }
 
@@ -265,6 +293,7 @@ pub(crate) fn empty(deadline_ns: u64) -> bool {
 /// Opens the quiesce gate and wakes a thread that waits. `opened` is called where it was closed.
 pub(crate) fn open(opened: impl FnOnce()) {
     FAILED.store(0, Ordering::Release);
+    AWAY.store(0, Ordering::Release);
     if is_closed() {
         QUIESCE.fetch_add(CLOSED, Ordering::SeqCst);
         opened();
@@ -286,6 +315,7 @@ fn wake() {
 /// In a forked child.
 pub(crate) fn forget() {
     QUIESCE.store(0, Ordering::Relaxed);
+    AWAY.store(0, Ordering::Relaxed);
     FAILED.store(0, Ordering::Relaxed);
     for line in &INSIDE {
         line.0.store(0, Ordering::Relaxed);

@@ -32,7 +32,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use channel::Want;
+use channel::{ClientHalf, MAX_DEVICES, Want};
 
 /// Where the stack is now.
 #[inline(always)]
@@ -166,6 +166,8 @@ impl Passes {
 pub(crate) enum Of {
     /// Threads that wait at the gate.
     Waiting(&'static Want),
+    /// The same of each of these devices, as bits.
+    WaitingOn(&'static ClientHalf, u32),
     /// Threads in a call that blocks.
     Blocking(&'static Want),
     /// Bytes that threads wait for.
@@ -178,6 +180,7 @@ impl Of {
     fn begin(self) {
         match self {
             Self::Waiting(want) => want.begin_waiting(),
+            Self::WaitingOn(client, devices) => on(client, devices, Want::begin_waiting),
             Self::Blocking(want) => want.begin_blocking(),
             // Counted by `Want::wait_for_space_within` before it is adopted.
             Self::Space(..) => {}
@@ -190,6 +193,7 @@ impl Of {
     fn end(self) {
         match self {
             Self::Waiting(want) => want.end_waiting(),
+            Self::WaitingOn(client, devices) => on(client, devices, Want::end_waiting),
             Self::Blocking(want) => want.end_blocking(),
             Self::Space(want, bytes) => want.end_waiting_for_space(bytes),
             // Nobody's any more in a forked child, which has set it to 0.
@@ -199,6 +203,14 @@ impl Of {
             }
         }
     }
+}
+
+fn on(client: &ClientHalf, devices: u32, change: impl Fn(&Want)) {
+    let is_meant = |device: &usize| devices >> device & 1 != 0;
+    let wants = (0..MAX_DEVICES).filter(is_meant);
+    wants
+        .filter_map(|device| client.want(device))
+        .for_each(change);
 }
 
 /// One that is counted. All-zero: free.

@@ -24,7 +24,7 @@ use super::{ahead, chunk, copy_streams, early, fit, last_use, quiesce, tuning};
 use crate::attachment::client::{self, Attached};
 use crate::attachment::job::OnLoss;
 use crate::driver::spawn;
-use crate::gate::capture;
+use crate::gate::{self, capture};
 use crate::ground::clock::{self, now_ns};
 use crate::ground::errno::Preserve;
 use crate::ground::process;
@@ -253,6 +253,7 @@ fn carry_out(attached: &'static Attached, device: usize, order: &Order) {
             .is_some_and(|now| now.number != number)
             || !client::current().is_some_and(|now| std::ptr::eq(now, attached))
     };
+    gate::quiesce::set_away(device, true);
     let outcome = match order.verb {
         Verb::Evict => quiet(order.deadline_mono_ns, &given_up)
             .map_or_else(Outcome::Refused, |()| {
@@ -272,6 +273,7 @@ fn carry_out(attached: &'static Attached, device: usize, order: &Order) {
         }),
     };
     let out = engine::anything_out();
+    gate::quiesce::set_away(device, engine::out_bytes(device) != 0);
     if outcome == Outcome::Done {
         engine::nothing_left(device);
     }
@@ -279,6 +281,11 @@ fn carry_out(attached: &'static Attached, device: usize, order: &Order) {
         early::revoke();
     } else {
         engine::all_is_back();
+    }
+    // What a process has not done that ends is over with it, and the arbiter sees its end: to
+    // refuse would say that its memory stays.
+    if process::exiting() && outcome != Outcome::Done {
+        return;
     }
     let (state, reason) = match outcome {
         Outcome::Done if order.verb == Verb::Evict => (OrderState::Evicted, Reason::None),

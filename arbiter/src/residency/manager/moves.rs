@@ -23,6 +23,12 @@ const MOST_BYTES_PER_US: u64 = 1_000_000;
 /// By so much the memory that is spoken for may be more than there is before an arrival is called
 /// off.
 const SLACK_BYTES: u64 = 64 << 20;
+/// TIMEOUT: an arrival that lacks a little and gets nothing for so long stands still; a chunk takes
+/// some ten milliseconds. Nobody waits for it where the memory is there.
+const STILL_NS: u64 = 200_000_000;
+/// TIMEOUT: how long what a job had that has ended may stand in its account. What ends it earlier
+/// is the next look at the ledger, ten times a second.
+const ENDING_NS: u64 = 2_000_000_000;
 /// How long one that could not be moved is left alone, at first and at most.
 const BACKOFF_NS: u64 = 500_000_000;
 const BACKOFF_MAX_NS: u64 = 30_000_000_000;
@@ -212,7 +218,9 @@ impl ResidencyManager {
                 record.fitted = (!record.figures.failed).then_some((record.fits_to, resident));
                 self.tell_of_fit(id);
             }
-            Verb::Evict | Verb::Restore => record.since_ns = now_ns,
+            // One whose arrival was called off keeps its place in the line.
+            Verb::Evict => record.since_ns = record.in_line_ns.take().unwrap_or(now_ns),
+            Verb::Restore => (record.since_ns, record.in_line_ns) = (now_ns, None),
         }
         let Some(record) = self.records.get_mut(&id) else {
             return;
@@ -279,8 +287,8 @@ impl ResidencyManager {
         Ok(())
     }
 
-    /// Arrivals whose space is not given after all take that of others, or go back: better than to
-    /// wait for their deadline.
+    /// Arrivals whose space was taken meanwhile, by those that grow, take that of others, or go
+    /// back into the line: better than to wait for their deadline.
     pub(super) fn rescue(&mut self, now_ns: u64, jobs: &[JobView<'_>]) {
         let arriving = |phase| {
             matches!(
@@ -296,23 +304,77 @@ impl ResidencyManager {
                 continue;
             }
             self.count(jobs);
-            // Others grow by a little all the time, and what is spoken for is not taken to the
-            // byte.
-            if self.residents(now_ns).lacking_bytes(0) <= SLACK_BYTES {
-                return;
+            let lacking = self.residents(now_ns).lacking_bytes(0);
+            if !self.stands_still(now_ns, job.id, lacking) {
+                continue;
             }
-            if let Some(space) = self.arbitration.space_for(&self.residents(now_ns), job.id)
+            let space = self.arbitration.space_for(&self.residents(now_ns), job.id);
+            // Over several devices that is for all of them to decide.
+            if let Some(space) = space.as_ref().filter(|_| !self.linked)
                 && space.from_ns <= now_ns
             {
-                for victim in space.victims {
-                    self.depart(now_ns, victim, Verb::Evict);
+                for victim in &space.victims {
+                    self.depart(now_ns, *victim, Verb::Evict);
                 }
+                continue;
+            }
+            if space.is_none() && !self.waits_in_vain(now_ns, job.id) {
+                continue;
+            }
+            if space.is_some() {
+                self.call_off(now_ns, job);
                 continue;
             }
             let why = "the job whose memory it was to have cannot leave".to_owned();
             self.refuse(now_ns, job.id, Verb::Restore, why);
             self.order(now_ns, job, Verb::Evict, |state| state == State::Restoring);
         }
+    }
+
+    /// Whether an arrival lacks memory, and gets on no more. What is spoken for is not taken to the
+    /// byte: where only a little is lacking there may be enough all the same.
+    fn stands_still(&mut self, now_ns: u64, id: TenantId, lacking_bytes: u64) -> bool {
+        let here = self.resident_bytes(id);
+        let leaves = |record: &Record| match record.phase {
+            Phase::Draining { verb, .. } | Phase::Ordered { verb } => verb != Verb::Restore,
+            _ => false,
+        };
+        let somebody_leaves = self.records.values().any(leaves);
+        let Some(record) = self.records.get_mut(&id) else {
+            return false;
+        };
+        if record.got_on.0 != here || somebody_leaves || lacking_bytes == 0 {
+            record.got_on = (here, now_ns);
+        }
+        if lacking_bytes == 0 {
+            record.lacks_since_ns = None;
+            return false;
+        }
+        record.lacks_since_ns.get_or_insert(now_ns);
+        lacking_bytes > SLACK_BYTES || now_ns.saturating_sub(record.got_on.1) >= STILL_NS
+    }
+
+    /// Whether memory that an arrival lacks will not come: somebody has refused to leave, or all of
+    /// it has stayed for long. What a process had that is ending is in an account of nobody's for a
+    /// moment.
+    fn waits_in_vain(&self, now_ns: u64, id: TenantId) -> bool {
+        let others = self.records.iter().filter(|(other, _)| **other != id);
+        let mut others = others.map(|(_, record)| record);
+        let refused = others.any(|one| one.figures.failed && one.stuck_until_ns > now_ns);
+        let lacks = self.records.get(&id).and_then(|one| one.lacks_since_ns);
+        refused || lacks.is_some_and(|since| now_ns.saturating_sub(since) >= ENDING_NS)
+    }
+
+    /// An arrival goes back and waits for its turn; the call of an operator or a group stands.
+    fn call_off(&mut self, now_ns: u64, job: &JobView<'_>) {
+        let Some(record) = self.records.get_mut(&job.id) else {
+            return;
+        };
+        record.switch_ns = None;
+        record.lacks_since_ns = None;
+        record.in_line_ns = Some(record.since_ns);
+        record.phase = Phase::Settled;
+        self.order(now_ns, job, Verb::Evict, |state| state == State::Restoring);
     }
 
     /// Those that were called come once every departure is on its way.
