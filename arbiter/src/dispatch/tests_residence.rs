@@ -786,3 +786,47 @@ fn one_of_two_evicted_jobs_locks_host_memory_at_a_time() {
     world.run(S, |_, _| false);
     assert!(has(&world, 0, 4));
 }
+
+#[test]
+fn who_waits_here_is_let_in_where_what_has_to_end_elsewhere_before_a_departure_may_wait_for_it() {
+    let mut world = World::new(
+        &[
+            (2, 500_000, Class::Guaranteed),
+            (2, 500_000, Class::Guaranteed),
+        ],
+        100,
+    );
+    world.run(S, |_, _| true);
+    // Its work on another device does not end, so that its process carries no order out.
+    world.agents[0].silent = true;
+    let terms = Terms {
+        residency: ResidencyTerms {
+            evictable: true,
+            kept_away: true,
+            ..ResidencyTerms::default()
+        },
+        ..Terms::plain(Class::Guaranteed, 500_000)
+    };
+    world.scheduler.call(world.now_ns, TenantId(0), false);
+    world.scheduler.set_terms(TenantId(0), terms);
+    world.next_ns = None;
+    world.run(20 * MS, |_, _| true);
+    let open = |world: &World| world.open[0] * STEP_NS / US;
+    let (before_us, mut waited_ms) = (open(&world), 20);
+    while open(&world) == before_us {
+        world.run(MS, |_, _| true);
+        waited_ms += 1;
+        assert!(waited_ms < 200, "it is let in within a bounded time");
+    }
+    world.run(5 * S, |_, _| true);
+    let open_us = open(&world) - before_us;
+    println!("now: let in after {waited_ms} ms, for {open_us} us of 5 s");
+    assert!(
+        open_us <= 150_000,
+        "{open_us}: no more than a drain is waited for, and now and then"
+    );
+    world.agents[0].silent = false;
+    world.run(S, |_, _| true);
+    assert!(matches!(world.state(0), State::Evicted));
+    assert!(!world.agents[0].pages.arbiter.is_open(0));
+}
