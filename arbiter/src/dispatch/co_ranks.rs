@@ -17,7 +17,7 @@
 //! ever. Only where its memory is about to move it has none, and is admitted for that.
 //!
 //! Before memory leaves all work of its process has to end, on all of its devices, and what stands
-//! still on one may wait for a thread at the gate of another. So where a departure is late those
+//! still on one may wait for a thread at the gate of another. So where a departure is overdue those
 //! that wait are let in as well.
 //!
 //! A tenant cannot gain time by it: the gates are open for no longer in all than a drain is waited
@@ -126,13 +126,13 @@ impl DeviceScheduler {
         }
         let drain = entity.drain().map(|(_, drain)| drain);
         // What has to end may be on another device, and wait for who waits here.
-        let late = entity.leaves_late(now_ns);
+        let overdue = entity.departure_is_overdue(now_ns);
         let (others, own) = match drain {
             Some(drain) => (drain.stands_still(now_ns), drain.keeps_standing(now_ns)),
             // Its memory is about to move, and before that all of its work has to end.
             None => {
                 let moves = entity.standing == Standing::Moving && entity.waits_for_host();
-                (late, moves || late)
+                (overdue, moves || overdue)
             }
         };
         let rested = |own| (entity.co_ranks()).may_come(now_ns, self.pace.drain_ns, own);
@@ -155,7 +155,7 @@ impl DeviceScheduler {
             Vec::new()
         };
         // The drain may have ended since the last look; then nobody waits for the co-ranks.
-        let gone = stood.is_empty() && of_others(entity, &[], device) == 0 && !late;
+        let gone = stood.is_empty() && of_others(entity, &[], device) == 0 && !overdue;
         if clients.is_empty() || gone {
             return;
         }

@@ -61,7 +61,7 @@ const WAKE_NS: u64 = 10_000_000;
 
 /// A departure for which the work of a process has not ended by then may wait for what its threads
 /// would submit. TIMEOUT: the longest that in-flight work of one device is given for that.
-const LEAVES_LATE_NS: u64 = 50_000_000;
+const DEPARTURE_NS: u64 = 50_000_000;
 
 /// A tenant of the device.
 #[derive(Debug)]
@@ -545,9 +545,9 @@ impl RunEntity {
     }
 
     /// Whether its memory has been about to leave for longer than its work usually takes to end.
-    pub fn leaves_late(&self, now_ns: u64) -> bool {
+    pub fn departure_is_overdue(&self, now_ns: u64) -> bool {
         let since_ns = self.leaving_since_ns.filter(|_| self.leaves);
-        since_ns.is_some_and(|since_ns| now_ns >= since_ns.saturating_add(LEAVES_LATE_NS))
+        since_ns.is_some_and(|since_ns| now_ns >= since_ns.saturating_add(DEPARTURE_NS))
     }
 
     /// These of its clients are admitted beside its drain. `marks`: what the others have on the
