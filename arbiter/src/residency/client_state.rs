@@ -180,6 +180,20 @@ impl ClientStateMachine {
         self.order.is_some()
     }
 
+    /// For how long its memory is to leave, of which none has yet.
+    pub fn has_not_left_ns(&self, now_ns: u64) -> u64 {
+        match self.order {
+            Some(sent)
+                if sent.verb == Verb::Evict
+                    && self.footprint.resident_bytes >= sent.before.resident_bytes
+                    && self.footprint.moved_out_bytes == sent.before.moved_out_bytes =>
+            {
+                now_ns.saturating_sub(sent.at_ns)
+            }
+            _ => 0,
+        }
+    }
+
     /// Gives an order; one that is under way is replaced.
     pub fn give(
         &mut self,
