@@ -15,6 +15,8 @@ pub struct InFlight {
     pub marks: u64,
     /// Of these, the marks of streams that wait for the host: the device does nothing for them.
     pub waiting_marks: u64,
+    /// Streams of which the host is to do something before they get on.
+    pub waiting_streams: u32,
     /// Changes with every mark that the device passes.
     pub passed: u64,
 }
@@ -407,6 +409,7 @@ impl ClientHalf {
                 in_flight.streams += 1;
                 in_flight.marks = in_flight.marks.saturating_add(behind);
                 if slot.waits_for_host() {
+                    in_flight.waiting_streams += 1;
                     in_flight.waiting_marks = in_flight.waiting_marks.saturating_add(behind);
                 }
             }

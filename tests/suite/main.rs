@@ -26,6 +26,7 @@ mod metrics;
 mod namespaces;
 mod node_policies;
 mod one_table;
+mod own_thread;
 mod packaging;
 mod python;
 mod quota;

@@ -16,6 +16,10 @@
 //! are not on the device at all: nobody waits for their end, and its process has its slices as
 //! ever. Only where its memory is about to move it has none, and is admitted for that.
 //!
+//! Before memory leaves all work of its process has to end, on all of its devices, and what stands
+//! still on one may wait for a thread at the gate of another. So where a departure is overdue those
+//! that wait are let in as well.
+//!
 //! A tenant cannot gain time by it: the gates are open for no longer in all than a drain is waited
 //! for, and then for a window in a second. A kernel that does not end for other reasons gets no
 //! more than that out of it.
@@ -68,7 +72,7 @@ impl DeviceScheduler {
                 self.close_co_ranks(now_ns, at);
             }
             if !self.roster[at].co_ranks().are_here() {
-                self.roster[at].renew_co_ranks();
+                self.roster[at].renew_co_ranks(now_ns);
                 self.open_co_ranks(now_ns, at);
             }
             if self.roster[at].co_ranks().are_here() {
@@ -96,7 +100,7 @@ impl DeviceScheduler {
             let (_, pages) = clients.find(|(id, _)| *id == one.client)?;
             pages.client.behind(device, one.slot)
         };
-        let there = entity.drains() || entity.waits_for_host();
+        let there = entity.drains() || entity.waits_for_host() || entity.leaves;
         let marks = of_others(entity, co_ranks.clients(), device);
         let moved = !there || co_ranks.have_met(marks, done);
         let over = co_ranks.time_is_up(now_ns, self.pace.drain_ns, window_ns);
@@ -121,12 +125,14 @@ impl DeviceScheduler {
             return;
         }
         let drain = entity.drain().map(|(_, drain)| drain);
+        // What has to end may be on another device, and wait for who waits here.
+        let overdue = entity.departure_is_overdue(now_ns);
         let (others, own) = match drain {
             Some(drain) => (drain.stands_still(now_ns), drain.keeps_standing(now_ns)),
             // Its memory is about to move, and before that all of its work has to end.
             None => {
                 let moves = entity.standing == Standing::Moving && entity.waits_for_host();
-                (false, moves)
+                (overdue, moves || overdue)
             }
         };
         let rested = |own| (entity.co_ranks()).may_come(now_ns, self.pace.drain_ns, own);
@@ -149,7 +155,7 @@ impl DeviceScheduler {
             Vec::new()
         };
         // The drain may have ended since the last look; then nobody waits for the co-ranks.
-        let gone = stood.is_empty() && of_others(entity, &[], device) == 0;
+        let gone = stood.is_empty() && of_others(entity, &[], device) == 0 && !overdue;
         if clients.is_empty() || gone {
             return;
         }

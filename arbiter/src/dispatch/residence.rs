@@ -57,6 +57,7 @@ impl DeviceScheduler {
     pub(super) fn stand(&mut self) {
         for entity in self.roster.iter_mut() {
             entity.standing = self.residency.standing(entity.tenant);
+            entity.leaves = self.residency.is_about_to_leave(entity.tenant);
         }
     }
 

@@ -891,3 +891,100 @@ fn one_of_two_evicted_jobs_locks_host_memory_at_a_time() {
     world.run(S, |_, _| false);
     assert!(has(&world, 0, 4));
 }
+
+#[test]
+fn who_waits_here_is_let_in_where_what_has_to_end_elsewhere_before_a_departure_may_wait_for_it() {
+    let mut world = World::new(
+        &[
+            (2, 500_000, Class::Guaranteed),
+            (2, 500_000, Class::Guaranteed),
+        ],
+        100,
+    );
+    world.run(S, |_, _| true);
+    // Its work on another device does not end, so that its process carries no order out.
+    world.agents[0].silent = true;
+    let terms = Terms {
+        residency: ResidencyTerms {
+            evictable: true,
+            kept_away: true,
+            ..ResidencyTerms::default()
+        },
+        ..Terms::plain(Class::Guaranteed, 500_000)
+    };
+    world.scheduler.call(world.now_ns, TenantId(0), false);
+    world.scheduler.set_terms(TenantId(0), terms);
+    world.next_ns = None;
+    world.run(20 * MS, |_, _| true);
+    let open = |world: &World| world.open[0] * STEP_NS / US;
+    let (before_us, mut waited_ms) = (open(&world), 20);
+    while open(&world) == before_us {
+        world.run(MS, |_, _| true);
+        waited_ms += 1;
+        assert!(waited_ms < 200, "it is let in within a bounded time");
+    }
+    world.run(5 * S, |_, _| true);
+    let open_us = open(&world) - before_us;
+    println!("now: let in after {waited_ms} ms, for {open_us} us of 5 s");
+    assert!(
+        open_us <= 150_000,
+        "{open_us}: no more than a drain is waited for, and now and then"
+    );
+    world.agents[0].silent = false;
+    world.run(S, |_, _| true);
+    assert!(matches!(world.state(0), State::Evicted));
+    assert!(!world.agents[0].pages.arbiter.is_open(0));
+}
+
+#[test]
+fn a_process_that_has_left_comes_back_where_the_work_of_another_may_wait_for_it() {
+    let mut world = World::new(
+        &[
+            (2, 500_000, Class::Guaranteed),
+            (2, 500_000, Class::Guaranteed),
+        ],
+        100,
+    );
+    // A second process of the first job, whose work does not end.
+    let mut second = Agent::new(1);
+    second.silent = true;
+    let evictable = |kept_away| Terms {
+        residency: ResidencyTerms {
+            evictable: true,
+            kept_away,
+            ..ResidencyTerms::default()
+        },
+        ..Terms::plain(Class::Guaranteed, 500_000)
+    };
+    let pages = Rc::clone(&second.pages);
+    (world.scheduler).add(0, TenantId(0), evictable(false), 2, pages);
+    world.free_bytes -= UNIT;
+    world.agents.push(second);
+    world.open.push(0);
+    world.early.push(0);
+    world.run(S, |_, _| true);
+    world.scheduler.call(world.now_ns, TenantId(0), false);
+    world.scheduler.set_terms(TenantId(0), evictable(true));
+    world.next_ns = None;
+    let here = |world: &World| world.agents[0].claimed.resident_bytes;
+    let mut ms = 0;
+    while here(&world) > 0 {
+        world.run(MS, |_, _| true);
+        ms += 1;
+        assert!(ms < 2000, "it leaves");
+    }
+    ms = 0;
+    while here(&world) == 0 {
+        world.run(MS, |_, _| true);
+        ms += 1;
+        assert!(
+            ms < 5000,
+            "it is called back before the deadline of its order"
+        );
+    }
+    println!("now: it is called back after {ms} ms");
+    // What it waited for has ended.
+    world.agents[2].silent = false;
+    world.run(5 * S, |_, _| true);
+    assert_eq!(world.state(0), State::Evicted);
+}

@@ -180,6 +180,20 @@ impl ClientStateMachine {
         self.order.is_some()
     }
 
+    /// For how long its memory is to leave, of which none has yet.
+    pub fn has_not_left_ns(&self, now_ns: u64) -> u64 {
+        match self.order {
+            Some(sent)
+                if sent.verb == Verb::Evict
+                    && self.footprint.resident_bytes >= sent.before.resident_bytes
+                    && self.footprint.moved_out_bytes == sent.before.moved_out_bytes =>
+            {
+                now_ns.saturating_sub(sent.at_ns)
+            }
+            _ => 0,
+        }
+    }
+
     /// Gives an order; one that is under way is replaced.
     pub fn give(
         &mut self,
@@ -245,6 +259,11 @@ impl ClientStateMachine {
                 (_, OrderState::Refused | OrderState::Failed) => Some(Some(Why::Answered(reason))),
                 (_, other) => Some(Some(Why::Other(other))),
             },
+            // A process without anything that could be moved may have no agent yet; one that
+            // starts later finds the order.
+            _ if sent.before.evictable_bytes == 0 && self.footprint.evictable_bytes == 0 => {
+                Some(None)
+            }
             _ => None,
         };
         let failed = match failed {
@@ -407,6 +426,25 @@ mod tests {
         let ended = bench.says(50 * MS, number, OrderState::Resident, Reason::None);
         assert_eq!(ended.map(|ended| ended.failed), Some(None));
         assert_eq!(bench.machine.state(), State::Resident);
+    }
+
+    #[test]
+    fn a_client_that_has_nothing_to_move_has_followed_an_order_at_once() {
+        let mut bench = Bench::new(0);
+        let want = bench.pages.client.want(0).expect("device");
+        want.set_footprint(&Footprint::default());
+        for verb in [Verb::Evict, Verb::Restore, Verb::Fit] {
+            bench.give(MS, verb);
+            let ended = bench.machine.look(2 * MS, &bench.pages, 0);
+            let after_ns = ended.expect("it has ended").ns;
+            println!("now: over after {after_ns} ns");
+            assert_eq!(ended.and_then(|ended| ended.failed), None);
+        }
+        assert!(bench.machine.state().is_usable());
+        // What has come meanwhile is asked for.
+        bench.give(3 * MS, Verb::Evict);
+        bench.holds(GIB);
+        assert_eq!(bench.machine.look(4 * MS, &bench.pages, 0), None);
     }
 
     #[test]

@@ -258,6 +258,19 @@ impl ResidencyManager {
         record.map_or(0, |record| record.figures.copied_bytes)
     }
 
+    /// Whether a tenant's memory is to leave, and none of it has yet: its work is to end first.
+    pub fn is_about_to_leave(&self, id: TenantId) -> bool {
+        let Some(record) = self.records.get(&id) else {
+            return false;
+        };
+        let leaves = match record.phase {
+            Phase::Draining { .. } => true,
+            Phase::Ordered { verb } => verb != Verb::Restore,
+            Phase::Settled | Phase::Called => false,
+        };
+        leaves && self.resident_bytes(id) >= record.before_bytes
+    }
+
     /// Whether a tenant's gate may be open.
     pub fn standing(&self, tenant: TenantId) -> Standing {
         self.records

@@ -21,7 +21,7 @@
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use channel::{ClientHalf, Following, Holding, StreamSlot, ThreadSlot};
+use channel::{Following, Holding, StreamSlot, ThreadSlot};
 use shim_ffi::*;
 
 use crate::attachment::client::{self, Attached};
@@ -32,7 +32,7 @@ use crate::gate::pace::{RING, SoloSample, StreamRate};
 use crate::gate::signature::Seen;
 use crate::gate::slots::{self, Slot};
 use crate::gate::streams::{LEGACY, PER_THREAD};
-use crate::gate::{capture, cost, follow, registration};
+use crate::gate::{capture, cost, follow, patience, registration};
 use crate::ground::clock::{now_ns, pause};
 use crate::ground::process;
 use crate::ground::stretch::{Of, here};
@@ -50,14 +50,10 @@ const MARKS_PER_SAMPLE: u32 = 8;
 const UNBOUND_NS: u64 = 1_000_000;
 /// How often that is doubled, at most, where the device is behind.
 const MOST_DOUBLED: u64 = 5;
-/// TIMEOUT: 50 ms is longer than any kernel that a bounded queue is meant for; a longer one lets a
-/// submission more pass.
-const PATIENCE_NS: u64 = 50_000_000;
-/// So often it is doubled first: kernels of some tens of milliseconds in slices beside others move
-/// as seldom as that.
-const DOUBLED: u32 = 2;
-/// How often it is halved from there on, at most, while nothing moves.
-const MOST_HALVED: u32 = 5;
+/// TIMEOUT: as long as for a stream of which nothing passes, see [`patience`].
+const TAKE_NS: u64 = 50_000_000;
+/// How often that is halved, at most, while it runs out.
+const TAKE_HALVED: u32 = 8;
 /// TIMEOUT: how long who destroys a stream waits for who marks it: that call may wait for space in
 /// the stream.
 const DETACH_NS: u64 = 1_000_000_000;
@@ -312,7 +308,7 @@ fn batch(thread: &Thread) -> impl Iterator<Item = usize> + Clone + use<> {
 /// as for a full launch queue.
 fn take(thread: &Thread, attached: &'static Attached, device: usize) -> Option<usize> {
     let begun_ns = now_ns();
-    let patience_ns = patience_ns(thread, attached.end.client);
+    let patience_ns = TAKE_NS >> thread.impatience.get().min(TAKE_HALVED);
     let mut looker = TAKERS.looker();
     loop {
         if let Some(index) = take_now(thread, attached, device) {
@@ -896,23 +892,6 @@ fn in_flight_ns(attached: &Attached, device: usize) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-/// How long a submission waits for the device: after the first few, the shorter, the more waits have
-/// run out and nothing has moved. The device may have got on since a wait ran out, not during one: what it was waiting
-/// for came from this thread.
-fn patience_ns(thread: &Thread, client: &ClientHalf) -> u64 {
-    if let Some(stuck) = (thread.stuck_plus_one.get() as usize).checked_sub(1)
-        && client
-            .stream(stuck)
-            .is_none_or(|word| word.done() != thread.stuck_at.get())
-    {
-        thread.stuck_plus_one.set(0);
-        thread.impatience.set(0);
-    }
-    let run_out = thread.impatience.get();
-    let halved = run_out.saturating_sub(DOUBLED).min(MOST_HALVED);
-    (PATIENCE_NS << run_out.min(DOUBLED)) >> halved
-}
-
 /// Waits while more is in flight on these streams of the thread's than the window holds, which is
 /// the wider the more is left of the slice: what is over by then is in nobody's way. Several
 /// streams in flight share it: each may have its part, or what the others leave of the whole.
@@ -920,7 +899,7 @@ fn patience_ns(thread: &Thread, client: &ClientHalf) -> u64 {
 /// What we wait for may itself wait for what this very thread will do later. Nobody waits behind a
 /// stream that is known to wait for the host: the device has nothing of it to do. For others (a
 /// kernel that spins, another rank of a collective, a graph with host functions) the wait has a
-/// deadline that is doubled twice and then halved each time it runs out and nothing has moved.
+/// deadline, see [`patience`].
 fn bound(
     thread: &Thread,
     attached: &'static Attached,
@@ -947,26 +926,28 @@ fn bound(
     if window_us == 0 || attached.is_lost() {
         return;
     }
-    let crowd = attached.end.client.in_flight(device).streams.max(1);
+    let in_flight = client.in_flight(device);
+    let crowd = (in_flight.streams - in_flight.waiting_streams).max(1);
     thread.crowd.set(crowd);
     let nap_ns = u64::from(window_us) * 1000 / u64::from(crowd) / 16;
     let begun = now_ns();
-    let patience_ns = patience_ns(thread, client);
+    let contended = grant(thread, attached)
+        .is_some_and(|grant| grant.turn_mono_ns() != 0 || grant.deadline_mono_ns() != 0);
     let mut waiting = None;
     for index in streams {
         let Some(word) = attached.end.client.stream(index) else {
             continue;
         };
         let rate = slots::rate(index);
-        let done_at_first = word.done();
+        let (mut done, mut until) = (word.done(), None);
         let mut asked = begun;
         // Nobody takes it over while anything is outstanding; but its stream may go.
         while let Some(holding) = slots::hold(index, thread.who.get()) {
             follow::look(attached, index, word, &holding, false);
             let now = now_ns();
             rate.observe(word, now, false);
-            if word.done() != done_at_first {
-                thread.impatience.set(0);
+            if word.done() != done {
+                (done, until) = (word.done(), None);
             }
             if word.waits_for_host() {
                 break;
@@ -985,10 +966,8 @@ fn bound(
             {
                 break;
             }
-            if now - begun > patience_ns {
-                thread.impatience.set(thread.impatience.get() + 1);
-                thread.stuck_plus_one.set(index as u32 + 1); // CAST: below the number of slots.
-                thread.stuck_at.set(word.done());
+            let left_ns = || patience::left_ns(rate.stood_ns(now), crowd, contended);
+            if now >= *until.get_or_insert_with(|| now + left_ns()) {
                 return;
             }
             if now - asked > follow::ask_every_ns() {

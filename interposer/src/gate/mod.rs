@@ -10,6 +10,7 @@ pub(crate) mod follow;
 pub(crate) mod lookers;
 pub(crate) mod marks;
 pub(crate) mod pace;
+pub(crate) mod patience;
 pub(crate) mod quiesce;
 pub(crate) mod registration;
 pub(crate) mod signature;

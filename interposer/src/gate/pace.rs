@@ -60,6 +60,9 @@ pub(crate) struct StreamRate {
     seen_ns: AtomicU64,
     /// When it was last looked for.
     looked_ns: AtomicU64,
+    /// When a mark was last seen to have passed, or the first one behind it was issued, whichever
+    /// is later: since then nothing has moved.
+    moved_ns: AtomicU64,
     /// When the gate last let the thread in after a wait: what waits there is not the device's
     /// time.
     pub(crate) let_in_ns: AtomicU64,
@@ -94,6 +97,7 @@ impl StreamRate {
             seen: AtomicU64::new(0),
             seen_ns: AtomicU64::new(0),
             looked_ns: AtomicU64::new(0),
+            moved_ns: AtomicU64::new(0),
             let_in_ns: AtomicU64::new(0),
             pace: AtomicU64::new(0),
             sum_ns: AtomicU64::new(0),
@@ -106,6 +110,7 @@ impl StreamRate {
         let done = slot.done();
         self.seen_ns.store(now_ns, Ordering::Relaxed);
         self.looked_ns.store(now_ns, Ordering::Relaxed);
+        self.moved_ns.store(now_ns, Ordering::Relaxed);
         // PANIC: the modulus is the length.
         self.issued_ns[done as usize % RING].store(now_ns, Ordering::Relaxed);
         self.total.store(0, Ordering::Relaxed);
@@ -120,6 +125,9 @@ impl StreamRate {
 
     /// Notes a mark that covers `weight_ns` more.
     pub(crate) fn issued(&self, mark: u64, weight_ns: u64, solo: Option<SoloSample>, now_ns: u64) {
+        if mark.wrapping_sub(1) == self.seen.load(Ordering::Relaxed) {
+            self.moved_ns.store(now_ns, Ordering::Relaxed);
+        }
         let total = self.total.load(Ordering::Relaxed).wrapping_add(weight_ns);
         self.total.store(total, Ordering::Relaxed);
         let at = mark as usize % RING; // PANIC: the modulus is the length, in all three.
@@ -151,6 +159,7 @@ impl StreamRate {
             return;
         }
         self.seen.store(done, Ordering::Relaxed);
+        self.moved_ns.store(now_ns, Ordering::Relaxed);
         let seen_ns = self.seen_ns.swap(now_ns, Ordering::Relaxed);
         if slot.issued().wrapping_sub(seen) >= RING as u64 {
             return; // older than what is remembered
@@ -308,6 +317,11 @@ impl StreamRate {
         runs_ns <= window_ns.max(oldest_ns)
             && !overdue
             && queued_ns.saturating_sub(runs_ns.min(oldest_ns)) <= window_ns
+    }
+
+    /// For how long nothing of what is in flight has passed.
+    pub(crate) fn stood_ns(&self, now_ns: u64) -> u64 {
+        now_ns.saturating_sub(self.moved_ns.load(Ordering::Relaxed))
     }
 
     /// Device time of what is in flight. Anybody may ask; of another thread's slot the answer may

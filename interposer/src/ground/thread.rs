@@ -93,12 +93,8 @@ pub(crate) struct Thread {
     pub(crate) last_streams: Cell<u32>,
     /// When the arbiter was last looked after, `CLOCK_MONOTONIC` nanoseconds.
     pub(crate) last_check_ns: Cell<u64>,
-    /// Consecutive times that waiting for the device has run out.
+    /// Consecutive times that waiting for a slot has run out.
     pub(crate) impatience: Cell<u32>,
-    /// The slot whose marks were waited for the last time that it did, plus one, and the last of
-    /// them that had passed; 0: none.
-    pub(crate) stuck_plus_one: Cell<u32>,
-    pub(crate) stuck_at: Cell<u64>,
     /// The restore in which the thread may go on before its end; 0: none. See `residency::early`.
     pub(crate) permit: Cell<u32>,
     /// Row of the hook that the thread is in, plus one; 0: none. See [`Thread::begin_hook`].
@@ -292,7 +288,6 @@ impl Thread {
         self.detach_all();
         self.last_check_ns.set(0);
         self.impatience.set(0);
-        self.stuck_plus_one.set(0);
     }
 }
 

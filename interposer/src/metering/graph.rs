@@ -4,7 +4,9 @@
 //! A device's graph memory is a source like a pool, charged for what the driver says it has
 //! reserved. What a call may add is prepaid: an allocation node when it is added or captured, all
 //! nodes of an executable graph at its first launch or upload after it was instantiated or graph
-//! memory was trimmed. What was not taken is given back at once.
+//! memory was trimmed. What was not taken is given back at once. Where a driver is seen to take the
+//! memory of a node when that is made, the first launch of a graph is not prepaid again, unless
+//! graph memory was trimmed in between.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 use shim_ffi::*;
 
-use super::pool::{Source, settle};
+use super::pool::{Source, reserved, settle};
 use super::{Meter, granules};
 use crate::attachment::client;
 use crate::driver::real;
@@ -21,6 +23,9 @@ use crate::driver::real;
 static ALLOCATES: AtomicBool = AtomicBool::new(false);
 /// Counts trims: afterwards graphs take their memory anew.
 static TRIMS: AtomicU64 = AtomicU64::new(1);
+/// [`TRIMS`] when the first of the nodes was made that no executable graph has yet, where their
+/// memory was taken with them; 0: there are none, or it was not.
+static TAKEN_AT: AtomicU64 = AtomicU64::new(0);
 /// Executable graphs that allocate.
 static EXECS: Mutex<Option<HashMap<usize, Weight>>> = Mutex::new(None);
 
@@ -64,9 +69,18 @@ pub(crate) fn allocate(bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult 
     if let Err(refusal) = meter.reserve(most, bytes) {
         return refusal;
     }
+    let source = Source::Graph(ordinal);
+    let (trims, before) = (TRIMS.load(Ordering::Relaxed), reserved(source));
     let result = call();
-    if !settle(Source::Graph(ordinal), ordinal, most) {
+    if !settle(source, ordinal, most) {
         meter.release(most);
+    }
+    let grown = |(before, after): (u64, u64)| after.saturating_sub(before);
+    let taken = before.zip(reserved(source)).map_or(0, grown) >= bytes;
+    if result.is_ok() && !taken {
+        TAKEN_AT.store(0, Ordering::Relaxed);
+    } else if result.is_ok() {
+        let _ = TAKEN_AT.compare_exchange(0, trims, Ordering::Relaxed, Ordering::Relaxed);
     }
     result
 }
@@ -131,7 +145,8 @@ pub(crate) fn instantiated(exec: usize, graph: CUgraph) {
     }
     let bytes = weigh(graph, DEPTH);
     if bytes != 0 {
-        with(|execs| execs.insert(exec, Weight { bytes, taken_at: 0 }));
+        let taken_at = TAKEN_AT.swap(0, Ordering::Relaxed);
+        with(|execs| execs.insert(exec, Weight { bytes, taken_at }));
     }
 }
 

@@ -201,7 +201,7 @@ pub(super) fn held(attached: &client::Attached) -> [(bool, bool); channel::MAX_D
 }
 
 /// What the driver says is reserved.
-fn reserved(source: Source) -> Option<u64> {
+pub(super) fn reserved(source: Source) -> Option<u64> {
     let mut bytes = 0u64;
     // SAFETY: valid pointer to a local of the attribute's type; neither call touches a stream.
     let result = unsafe {

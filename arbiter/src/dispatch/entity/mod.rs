@@ -59,12 +59,18 @@ use trace::Trace;
 /// milliseconds.
 const WAKE_NS: u64 = 10_000_000;
 
+/// A departure for which the work of a process has not ended by then may wait for what its threads
+/// would submit. TIMEOUT: the longest that in-flight work of one device is given for that.
+const DEPARTURE_NS: u64 = 50_000_000;
+
 /// A tenant of the device.
 #[derive(Debug)]
 pub(super) struct RunEntity {
     pub tenant: TenantId,
     /// Whether its memory is where it can be used.
     pub standing: Standing,
+    /// Its memory is to leave, once its work has ended.
+    pub leaves: bool,
     /// It is granted together with its run entities on other devices or not at all, by the gang
     /// scheduler.
     pub gang: bool,
@@ -74,6 +80,8 @@ pub(super) struct RunEntity {
     in_flight: InFlight,
     /// Those that its in-flight work waits for.
     co_ranks: CoRanks,
+    /// Since when its memory has been about to leave.
+    leaving_since_ns: Option<u64>,
     demand: Demand,
     rivalry: Rivalry,
     responsiveness: Responsiveness,
@@ -102,12 +110,14 @@ impl RunEntity {
         Self {
             tenant,
             standing: Standing::In,
+            leaves: false,
             gang: false,
             terms,
             clients: Clients::new(Window::always(pace.lone_window_us)),
             holding: Holding::default(),
             in_flight: InFlight::default(),
             co_ranks: CoRanks::default(),
+            leaving_since_ns: None,
             demand: Demand::new(pace),
             rivalry: Rivalry::default(),
             responsiveness: Responsiveness::default(),
@@ -524,11 +534,20 @@ impl RunEntity {
             .end_slice(now_ns, self.in_flight.drains(), waits);
     }
 
-    /// Without a slice, and with nothing left of one, its next drain starts afresh.
-    pub fn renew_co_ranks(&mut self) {
-        if !self.drains() && !self.holds() {
+    /// Without a slice, and with nothing left of one, its next drain starts afresh, and so does its
+    /// next departure.
+    pub fn renew_co_ranks(&mut self, now_ns: u64) {
+        let leaves = self.leaves && self.standing == Standing::Moving;
+        self.leaving_since_ns = leaves.then_some(self.leaving_since_ns.unwrap_or(now_ns));
+        if !self.drains() && !self.holds() && !leaves {
             self.co_ranks.renew();
         }
+    }
+
+    /// Whether its memory has been about to leave for longer than its work usually takes to end.
+    pub fn departure_is_overdue(&self, now_ns: u64) -> bool {
+        let since_ns = self.leaving_since_ns.filter(|_| self.leaves);
+        since_ns.is_some_and(|since_ns| now_ns >= since_ns.saturating_add(DEPARTURE_NS))
     }
 
     /// These of its clients are admitted beside its drain. `marks`: what the others have on the

@@ -1,7 +1,7 @@
 //! How a move goes: draining, orders, what the processes of a job answer, and what follows where
 //! one of them does not follow its order.
 
-use channel::Verb;
+use channel::{Reason, Verb};
 use host_memory::Memory;
 use policy::TenantId;
 use policy::residency::{Link, UNKNOWN_BYTES_PER_US};
@@ -29,6 +29,10 @@ const STILL_NS: u64 = 200_000_000;
 /// TIMEOUT: how long what a job had that has ended may stand in its account. What ends it earlier
 /// is the next look at the ledger, ten times a second.
 const ENDING_NS: u64 = 2_000_000_000;
+/// TIMEOUT: for how long the work of one process may not end while another one of its job, whose
+/// memory has left, waits to go on: the one may wait for what the other would do. Kernels that take
+/// longer are taken for endless anyway.
+const APART_NS: u64 = 1_500_000_000;
 /// How long one that could not be moved is left alone, at first and at most.
 const BACKOFF_NS: u64 = 500_000_000;
 const BACKOFF_MAX_NS: u64 = 30_000_000_000;
@@ -152,7 +156,15 @@ impl ResidencyManager {
         let Some(record) = self.records.get_mut(&job.id) else {
             return;
         };
-        match record.phase {
+        let phase = record.phase;
+        if matches!(phase, Phase::Ordered { verb: Verb::Evict }) && self.keeps_itself(now_ns, job) {
+            self.undo(now_ns, job, Why::Answered(Reason::NotDrained));
+            return;
+        }
+        let Some(record) = self.records.get_mut(&job.id) else {
+            return;
+        };
+        match phase {
             Phase::Settled | Phase::Called => {}
             Phase::Draining { verb, since_ns } => {
                 if !job.drained && now_ns < since_ns + DRAIN_NS {
@@ -184,6 +196,23 @@ impl ResidencyManager {
                 }
             }
         }
+    }
+
+    /// Whether one process of a tenant has left and waits to go on, while the work of another does
+    /// not end.
+    fn keeps_itself(&self, now_ns: u64, job: &JobView<'_>) -> bool {
+        let (mut waits, mut stands) = (false, false);
+        for (client, pages) in job.clients {
+            let Some((_, machine)) = self.machines.get(client) else {
+                continue;
+            };
+            match machine.state() {
+                State::Evicted => waits |= pages.client.waiting(self.device) > 0,
+                State::Evicting => stands |= machine.has_not_left_ns(now_ns) >= APART_NS,
+                _ => {}
+            }
+        }
+        waits && stands
     }
 
     /// Nothing has moved, and nothing will for a while.

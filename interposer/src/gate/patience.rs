@@ -1,0 +1,97 @@
+//! How long a submission waits where more is in flight in its stream than the window holds.
+//!
+//! What it waits for may itself wait for what the very thread will do later: a kernel that spins on
+//! a word, another rank of a collective, a graph with a host function that takes a lock. Only the
+//! time for which nothing of the stream has passed distinguishes that from work that takes long. So
+//! one submission is let by each time that this has grown by a step. The first steps are as long as
+//! kernels are that a bounded queue is meant for, and twice and four times as long beside others,
+//! in whose slices the stream does not move. Then comes one of half the first, and each after that
+//! is half as long as the one before it: a thread that has a hundred submissions to make before it
+//! lets its work go on needs little more time than the first few take.
+
+/// TIMEOUT: 50 ms is longer than any kernel that a bounded queue is meant for; a longer one lets a
+/// submission more pass.
+const FIRST_NS: u64 = 50_000_000;
+/// How often the step is doubled first, beside others.
+const DOUBLED: u32 = 2;
+/// How often it is halved then.
+const HALVED: u32 = 8;
+/// Streams in flight together take turns, and each stands still for as many times as long; no more
+/// than that is waited for on their account.
+const MOST_CROWD: u64 = 4;
+
+/// For how long one waits from now on, in nanoseconds, behind a stream of which nothing has passed
+/// for `stood_ns`. `crowd`: streams of the process that have work in flight; `contended`: others
+/// use the device as well.
+pub(crate) fn left_ns(stood_ns: u64, crowd: u32, contended: bool) -> u64 {
+    let crowd = u64::from(crowd).clamp(1, MOST_CROWD);
+    let stood_ns = stood_ns / crowd;
+    let doubled = if contended { DOUBLED } else { 0 };
+    let (mut until_ns, mut step_ns) = (0, 0);
+    for step in 0..=doubled + HALVED {
+        step_ns = match step.checked_sub(doubled) {
+            Some(halved @ 1..) => FIRST_NS >> halved,
+            _ => FIRST_NS << step,
+        };
+        until_ns += step_ns;
+        if until_ns > stood_ns {
+            return (until_ns - stood_ns) * crowd;
+        }
+    }
+    step_ns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// How many submissions are let by within so long, and the time of the last.
+    fn passed(within_ns: u64, crowd: u32, contended: bool) -> (u32, u64) {
+        let (mut count, mut now_ns) = (0, 0);
+        loop {
+            let next_ns = now_ns + left_ns(now_ns, crowd, contended);
+            assert!(next_ns > now_ns, "a wait has a length");
+            if next_ns > within_ns {
+                return (count, now_ns);
+            }
+            (count, now_ns) = (count + 1, next_ns);
+        }
+    }
+
+    #[test]
+    fn few_pass_long_kernels_and_a_hundred_pass_what_does_not_move() {
+        assert_eq!(passed(49 * MS, 1, false).0, 0);
+        assert_eq!(passed(149 * MS, 1, true), (1, 50 * MS));
+        assert_eq!(passed(349 * MS, 1, true), (2, 150 * MS));
+        let time_of = |number, crowd, contended| {
+            let mut now_ns = 0;
+            for _ in 0..number {
+                now_ns += left_ns(now_ns, crowd, contended);
+            }
+            now_ns / MS
+        };
+        let needed = [
+            time_of(100, 1, false),
+            time_of(100, 1, true),
+            time_of(100, 2, true),
+        ];
+        println!("now: 100 submissions behind what does not move take {needed:?} ms");
+        assert!(
+            needed[0] < 150 && needed[1] < 450 && needed[2] < 900,
+            "{needed:?}"
+        );
+    }
+
+    #[test]
+    fn it_begins_anew_when_the_stream_moves_and_has_no_end() {
+        for stood_ns in [0, 1, 50 * MS, 3_600_000 * MS, u64::MAX] {
+            for crowd in [0, 1, 7, u32::MAX] {
+                let left_ns = left_ns(stood_ns, crowd, true);
+                assert!((1..=FIRST_NS * 4 * MOST_CROWD).contains(&left_ns));
+            }
+        }
+        assert_eq!(left_ns(0, 1, true), FIRST_NS);
+    }
+}
