@@ -50,12 +50,22 @@ impl Arbiter {
             let asked = one_line(&asked, ASKED_CHARS);
             tracing::info!("over TCP, by the token `{}`: {asked}", bearer.name);
         }
-        if let Request::Status | Request::List | Request::Set { .. } | Request::Move(_) = request {
+        if let Request::Status
+        | Request::List
+        | Request::Job { .. }
+        | Request::Devices
+        | Request::Set { .. }
+        | Request::Move(_) = request
+        {
             self.read_accounts();
         }
         let result = match request {
             Request::Status => Ok(Reply::Status(self.status_for(&peer))),
             Request::List => Ok(Reply::Jobs(self.jobs_for(&peer))),
+            Request::Job { job } => self
+                .job_for(&job, &peer)
+                .map(|job| Reply::Job(Box::new(job))),
+            Request::Devices => Ok(Reply::Devices(self.devices_for(&peer))),
             Request::Set { job, change } => self.change(&job, change, &peer),
             Request::SetDevice { device, settings } => {
                 self.change_devices(device.as_ref(), settings, &peer)
