@@ -27,6 +27,8 @@ mod bearer;
 mod behalf;
 mod bell;
 mod census;
+mod claiming;
+mod claims;
 mod client_exit;
 mod clients;
 mod clock;

@@ -147,7 +147,7 @@ impl Arbiter {
     fn is_ready_for(&mut self, job: &JobSpec, peer: &Peer) -> bool {
         let owner = behalf::owner(job, peer);
         let named = self.names.ask(owner, self.clock.mono_ns());
-        self.knows_devices_of(job) && named
+        self.knows_devices_of(job) && self.knows_claims_of(job) && named
     }
 
     /// Login names were looked up.
@@ -210,6 +210,7 @@ impl Arbiter {
                     }
                     if !touched.is_empty() {
                         self.make_schedulers();
+                        self.claim_for_jobs();
                         // Parts of a device are so much from here on.
                         self.apply_rules(false);
                     }
@@ -231,7 +232,7 @@ impl Arbiter {
     }
 
     /// Answers who waits for a name, and registrations whose driver has been looked at.
-    fn unpark(&mut self) {
+    pub(crate) fn unpark(&mut self) {
         for waiting in self.parked.take() {
             if !self.turns.awaits(waiting.ask.number) {
                 continue;
@@ -264,6 +265,7 @@ impl Arbiter {
                     );
                     self.discovery.give_up(driver);
                 }
+                self.give_up_claims(job);
             }
             let owner = match &ask.request {
                 Request::Register(job) => behalf::owner(job, &ask.peer),
@@ -349,6 +351,7 @@ impl Arbiter {
                 ControlError::new(ErrorCode::Invalid, format!("`group`: {error}"))
             })?;
         }
+        self.must_have_devices_of(&spec)?;
         self.admit(&spec, None, (uid, &user, &ceiling))
             .map_err(|refusal| convert::refusal(&refusal))?;
         let failed = |message: String| ControlError::new(ErrorCode::Internal, message);
@@ -399,6 +402,7 @@ impl Arbiter {
                 .map(|mem| ("mem", Value::from(mem.to_string()))),
         );
         let capped = tenant.spec.bounds.capped.clone();
+        let notices = self.notices_for(&tenant.spec);
         let settings = tenant.spec.settings.clone();
         if !capped.is_empty() {
             let capped: Vec<String> = capped.iter().map(ToString::to_string).collect();
@@ -438,6 +442,7 @@ impl Arbiter {
             share: self.share_of(id),
             settings: Some(settings),
             capped,
+            notices,
         })
     }
 

@@ -201,6 +201,7 @@ pub const CRATES: [Crate; 19] = [
                 "parts of the arbiter",
                 &[
                     "allowances",
+                    "claims",
                     "clients",
                     "door",
                     "ended",
@@ -243,6 +244,7 @@ pub const CRATES: [Crate; 19] = [
                 &[
                     "attach",
                     "behalf",
+                    "claiming",
                     "client_exit",
                     "deaths",
                     "device_control",

@@ -1,5 +1,8 @@
 //! Deaths: of the arbiter, of the job that holds the device, of forked children.
 
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
 use control::JobState;
 use serde_json::Value;
 use tests::{Artefacts, Outcome, ProgramRun, Running, Sandbox, programs, wait_until};
@@ -275,4 +278,49 @@ fn a_directory_that_is_removed_while_a_job_runs_is_made_again_by_its_arbiter() {
     for run in [before, after] {
         assert_eq!(run.finish().code, Some(0));
     }
+}
+
+#[test]
+fn a_second_arbiter_of_a_user_refuses_jobs_on_devices_that_the_first_one_has() {
+    let sandbox = Sandbox::new();
+    let memory = programs::program("memory");
+    let dirs = [sandbox.path("run"), sandbox.path("cron")];
+    std::fs::DirBuilder::new()
+        .mode(0o700)
+        .create(&dirs[1])
+        .expect("a directory");
+    let job = |name: &str, dir: &Path| {
+        let mut command = sandbox.job(&["--name", name, "--mem", "1GiB"], &memory);
+        command.env("SUBLET_RUNTIME_DIR", dir);
+        command
+    };
+    let stop = |dir: &Path| {
+        let mut command = sandbox.sublet(["arbiter", "--stop"]);
+        Outcome::of(command.env("SUBLET_RUNTIME_DIR", dir)).succeeded();
+    };
+    let mut over_ssh = ProgramRun::start(&mut job("ssh", &dirs[0]));
+    assert_eq!(over_ssh.ask("init"), "0");
+    let refused = Outcome::of(&mut job("cron", &dirs[1]));
+    let ways_out: Vec<bool> = [
+        format!("serves {}", dirs[0].display()),
+        format!("SUBLET_RUNTIME_DIR={}", dirs[0].display()),
+    ]
+    .iter()
+    .map(|text| refused.stderr.contains(text))
+    .collect();
+    println!(
+        "now: the job under the second arbiter ended with {:?}, reason and way out {ways_out:?}",
+        refused.code
+    );
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    assert_eq!(ways_out, [true, true], "{refused:?}");
+    // The way out that it names.
+    Outcome::of(&mut job("cron", &dirs[0])).succeeded();
+    assert_eq!(over_ssh.finish().code, Some(0));
+    stop(&dirs[0]);
+    wait_until(
+        "the first one has ended, and the second has the devices",
+        || (Outcome::of(&mut job("cron", &dirs[1])).code == Some(0)).then_some(()),
+    );
+    stop(&dirs[1]);
 }
