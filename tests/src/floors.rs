@@ -178,6 +178,7 @@ pub const CRATES: [Crate; 19] = [
                     "bell",
                     "container",
                     "descriptors",
+                    "inheritance",
                     "peer",
                     "premises",
                     "spare",

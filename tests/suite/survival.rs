@@ -324,3 +324,78 @@ fn a_second_arbiter_of_a_user_refuses_jobs_on_devices_that_the_first_one_has() {
     );
     stop(&dirs[1]);
 }
+
+/// What a shell is given to change for itself and for what it starts, and the command after it.
+const CHANGED: &str = r#"
+ulimit -S -t 3000; ulimit -S -s 1024; umask 0007
+echo 300 > /proc/self/oom_score_adj
+exec nice -n 5 taskset -c "$0" "$@"
+"#;
+
+/// What a process has of it: the table of `inheritance`, as the kernel shows it.
+fn inherited(pid: u32) -> Vec<(&'static str, String)> {
+    let read =
+        |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let after = |text: &str, name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_default().trim().to_owned()
+    };
+    let (limits, status, stat) = (read("limits"), read("status"), read("stat"));
+    // Fields after the name, which may have spaces: the nice value is the seventeenth of them.
+    let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
+    let soft = |name: &str| {
+        let line = after(&limits, name);
+        line.split_whitespace()
+            .next()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    vec![
+        ("processor time", soft("Max cpu time")),
+        ("stack", soft("Max stack size")),
+        ("mask of modes", after(&status, "Umask:")),
+        ("processors", after(&status, "Cpus_allowed_list:")),
+        (
+            "nice",
+            fields.split(' ').nth(16).unwrap_or_default().to_owned(),
+        ),
+        ("oom_score_adj", read("oom_score_adj").trim().to_owned()),
+    ]
+}
+
+#[test]
+fn an_arbiter_that_a_job_starts_has_nothing_that_the_job_has_changed_for_itself() {
+    let sandbox = Sandbox::new();
+    let job = sandbox.job(&["--name", "first"], programs::program("memory"));
+    let own = inherited(std::process::id());
+    let (_, processors) = &own[3];
+    let first: String = processors
+        .chars()
+        .take_while(char::is_ascii_digit)
+        .collect();
+    let mut command = sandbox.command("sh");
+    command.args(["-c", CHANGED, &first]);
+    command.arg(job.get_program()).args(job.get_args());
+    let mut run = ProgramRun::start(&mut command);
+    assert_eq!(run.ask("init"), "0");
+    let arbiter = arbiters_pid(&sandbox).expect("it serves a job");
+    let [job, arbiter] = [run.running.pid(), arbiter].map(inherited);
+    let is_root = nix::unistd::geteuid().is_root();
+    // Only root takes back niceness and a preference for being ended.
+    let rows = if is_root { 6 } else { 4 };
+    let kept: Vec<&str> = (0..rows)
+        .filter(|at| arbiter[*at] == job[*at] && own[*at] != job[*at])
+        .map(|at| arbiter[at].0)
+        .collect();
+    println!(
+        "now: of {rows} things that the job has changed the arbiter has {}: {kept:?}",
+        kept.len()
+    );
+    assert_eq!(kept.len(), 0, "{arbiter:?} of {job:?}");
+    // The job has them still.
+    assert_eq!(
+        (job[0].1.as_str(), job[3].1.as_str()),
+        ("3000", first.as_str())
+    );
+    assert_eq!(run.finish().code, Some(0));
+}
