@@ -149,6 +149,7 @@ impl Arbiter {
             share,
             settings: Some(tenant.spec.settings.clone()),
             capped: tenant.spec.bounds.capped.clone(),
+            notices: self.notices_for(&tenant.spec),
         })
     }
 

@@ -5,7 +5,7 @@
 //! user's, root's and the arbiter's user's. Withheld is a command's text, a process's number (0
 //! then), and of the journal all but number, time, kind and job.
 
-use control::{ArbiterStatus, Event, EventKind, JobStatus};
+use control::{ArbiterStatus, ControlError, DeviceStatus, ErrorCode, Event, EventKind, JobStatus};
 use policy::TenantId;
 use serde_json::Value;
 
@@ -18,14 +18,36 @@ impl Arbiter {
     pub(crate) fn status_for(&self, peer: &Peer) -> ArbiterStatus {
         let mut status = self.status();
         if !peer.governs() {
-            for device in &mut status.devices {
-                for process in &mut device.unmanaged {
-                    process.command.clear();
-                }
-            }
+            withhold_unmanaged(&mut status.devices);
             self.withhold(&mut status.jobs, peer);
         }
         status
+    }
+
+    /// The devices, as far as they are for `peer`.
+    pub(crate) fn devices_for(&self, peer: &Peer) -> Vec<DeviceStatus> {
+        let mut devices = self.device_statuses();
+        if !peer.governs() {
+            withhold_unmanaged(&mut devices);
+        }
+        devices
+    }
+
+    /// One job, that lives or has ended lately, as far as it is for `peer`.
+    ///
+    /// # Errors
+    /// None has this name.
+    pub(crate) fn job_for(&self, name: &str, peer: &Peer) -> Result<JobStatus, ControlError> {
+        let Some(mut job) = self.job(name) else {
+            let shown: String = name.chars().take(control::NAME_MAX_BYTES).collect();
+            let message = format!("no job is named `{shown}`");
+            let error = ControlError::new(ErrorCode::NoSuchJob, message);
+            return Err(error.with_hint("see /v1/jobs"));
+        };
+        if !peer.governs() {
+            self.withhold(std::slice::from_mut(&mut job), peer);
+        }
+        Ok(job)
     }
 
     /// The jobs, as far as they are for `peer`.
@@ -67,6 +89,14 @@ impl Arbiter {
             }
         };
         reaches.then_some(peer.uid)
+    }
+}
+
+fn withhold_unmanaged(devices: &mut [DeviceStatus]) {
+    for device in devices {
+        for process in &mut device.unmanaged {
+            process.command.clear();
+        }
     }
 }
 

@@ -23,6 +23,7 @@ use rustix::net::SocketType;
 use crate::api::{Api, Bound, Unusable};
 use crate::bell::Bell;
 use crate::census::Census;
+use crate::claims::Claims;
 use crate::clock::Clock;
 use crate::descriptors::{self, Descriptors};
 use crate::desk::{Desk, News};
@@ -78,6 +79,7 @@ pub(crate) struct Ground {
     pub listener: Option<Listener>,
     pub turns: Turns,
     pub watcher: Watcher,
+    pub claims: Claims,
     pub census: Census,
     pub journal: Journal,
     pub state_file: StateFile,
@@ -174,6 +176,7 @@ impl Ground {
         let renewal = Renewal::start(premises, renew).map_err(Error::io("start a thread"))?;
         let pages = handed.take_pages();
         let watcher = Watcher::start().map_err(Error::io("start a thread"))?;
+        let claims = Claims::start(dir.path()).map_err(Error::io("start a thread"))?;
         let census = Census::start().map_err(Error::io("start a thread"))?;
         Ok(Self {
             lock: Some(lock),
@@ -181,6 +184,7 @@ impl Ground {
             listener: Some(listener),
             turns: Turns::new(desk),
             watcher,
+            claims,
             census,
             journal,
             state_file,
@@ -203,6 +207,7 @@ impl Ground {
             listener: None,
             turns: Turns::default(),
             watcher: Watcher::start().expect("a thread"),
+            claims: Claims::none(),
             census: Census::start().expect("a thread"),
             journal: Journal::open(&dir.journal_file(), premises.title(), Rc::clone(clock))
                 .expect("a journal"),

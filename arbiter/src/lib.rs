@@ -27,6 +27,8 @@ mod bearer;
 mod behalf;
 mod bell;
 mod census;
+mod claiming;
+mod claims;
 mod client_exit;
 mod clients;
 mod clock;
@@ -48,6 +50,7 @@ mod escaped;
 mod ground;
 mod group_turns;
 mod groups;
+mod inheritance;
 mod job_terms;
 mod journal;
 mod latency;
@@ -101,6 +104,7 @@ mod writer;
 
 pub use api::ApiListener;
 pub use convert::check_policy;
+pub use inheritance::put_back as put_back_inherited;
 pub use lifetime::Stopper;
 pub use names::LookUp;
 pub use options::{

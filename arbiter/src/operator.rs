@@ -50,12 +50,22 @@ impl Arbiter {
             let asked = one_line(&asked, ASKED_CHARS);
             tracing::info!("over TCP, by the token `{}`: {asked}", bearer.name);
         }
-        if let Request::Status | Request::List | Request::Set { .. } | Request::Move(_) = request {
+        if let Request::Status
+        | Request::List
+        | Request::Job { .. }
+        | Request::Devices
+        | Request::Set { .. }
+        | Request::Move(_) = request
+        {
             self.read_accounts();
         }
         let result = match request {
             Request::Status => Ok(Reply::Status(self.status_for(&peer))),
             Request::List => Ok(Reply::Jobs(self.jobs_for(&peer))),
+            Request::Job { job } => self
+                .job_for(&job, &peer)
+                .map(|job| Reply::Job(Box::new(job))),
+            Request::Devices => Ok(Reply::Devices(self.devices_for(&peer))),
             Request::Set { job, change } => self.change(&job, change, &peer),
             Request::SetDevice { device, settings } => {
                 self.change_devices(device.as_ref(), settings, &peer)
@@ -137,7 +147,7 @@ impl Arbiter {
     fn is_ready_for(&mut self, job: &JobSpec, peer: &Peer) -> bool {
         let owner = behalf::owner(job, peer);
         let named = self.names.ask(owner, self.clock.mono_ns());
-        self.knows_devices_of(job) && named
+        self.knows_devices_of(job) && self.knows_claims_of(job) && named
     }
 
     /// Login names were looked up.
@@ -200,6 +210,7 @@ impl Arbiter {
                     }
                     if !touched.is_empty() {
                         self.make_schedulers();
+                        self.claim_for_jobs();
                         // Parts of a device are so much from here on.
                         self.apply_rules(false);
                     }
@@ -221,7 +232,7 @@ impl Arbiter {
     }
 
     /// Answers who waits for a name, and registrations whose driver has been looked at.
-    fn unpark(&mut self) {
+    pub(crate) fn unpark(&mut self) {
         for waiting in self.parked.take() {
             if !self.turns.awaits(waiting.ask.number) {
                 continue;
@@ -254,6 +265,7 @@ impl Arbiter {
                     );
                     self.discovery.give_up(driver);
                 }
+                self.give_up_claims(job);
             }
             let owner = match &ask.request {
                 Request::Register(job) => behalf::owner(job, &ask.peer),
@@ -339,6 +351,7 @@ impl Arbiter {
                 ControlError::new(ErrorCode::Invalid, format!("`group`: {error}"))
             })?;
         }
+        self.must_have_devices_of(&spec)?;
         self.admit(&spec, None, (uid, &user, &ceiling))
             .map_err(|refusal| convert::refusal(&refusal))?;
         let failed = |message: String| ControlError::new(ErrorCode::Internal, message);
@@ -389,6 +402,7 @@ impl Arbiter {
                 .map(|mem| ("mem", Value::from(mem.to_string()))),
         );
         let capped = tenant.spec.bounds.capped.clone();
+        let notices = self.notices_for(&tenant.spec);
         let settings = tenant.spec.settings.clone();
         if !capped.is_empty() {
             let capped: Vec<String> = capped.iter().map(ToString::to_string).collect();
@@ -428,6 +442,7 @@ impl Arbiter {
             share: self.share_of(id),
             settings: Some(settings),
             capped,
+            notices,
         })
     }
 

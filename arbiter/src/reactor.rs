@@ -34,6 +34,8 @@ pub enum Event {
     Census,
     /// The directory was looked at.
     Premises,
+    /// Devices were claimed.
+    Claims,
     /// Operators have asked.
     Desk,
     /// A connected client says hello, or hangs up.
@@ -251,6 +253,7 @@ impl Event {
             Self::Desk => (16, 0),
             Self::ContainerNames => (17, 0),
             Self::Premises => (18, 0),
+            Self::Claims => (19, 0),
         };
         (kind << 56) | (id & ((1 << 56) - 1))
     }
@@ -273,6 +276,7 @@ impl Event {
             16 => Self::Desk,
             17 => Self::ContainerNames,
             18 => Self::Premises,
+            19 => Self::Claims,
             _ => return None,
         })
     }
@@ -293,6 +297,7 @@ mod tests {
             Event::Names,
             Event::ContainerNames,
             Event::Premises,
+            Event::Claims,
             Event::Rules,
             Event::Census,
             Event::Desk,

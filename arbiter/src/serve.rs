@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::allowances::Allowances;
 use crate::api::Api;
+use crate::claims::Claims;
 use crate::clients::Clients;
 use crate::clock::{self, Clock};
 use crate::container::Origin;
@@ -122,6 +123,7 @@ pub struct Arbiter {
     pub(crate) door: Door,
     pub(crate) turns: Turns,
     pub(crate) discovery: Discovery,
+    pub(crate) claims: Claims,
     pub(crate) outsiders: Outsiders,
     pub(crate) ledger: Ledger,
     pub(crate) devices: Devices,
@@ -197,6 +199,7 @@ impl Arbiter {
             listener,
             turns,
             watcher,
+            claims,
             census,
             journal,
             state_file,
@@ -215,6 +218,7 @@ impl Arbiter {
             door: Door::new(listener, descriptors),
             turns,
             discovery: Discovery::new(watcher),
+            claims,
             outsiders: Outsiders::new(census),
             ledger: Ledger::default(),
             devices: Devices::default(),
@@ -270,6 +274,10 @@ impl Arbiter {
             })
             .and_then(|()| match arbiter.renewal.bell() {
                 Some(bell) => arbiter.poller.add(bell, Event::Premises, Interest::Read),
+                None => Ok(()),
+            })
+            .and_then(|()| match arbiter.claims.bell() {
+                Some(bell) => arbiter.poller.add(bell, Event::Claims, Interest::Read),
                 None => Ok(()),
             })
             .and_then(|()| arbiter.turns.watch(&arbiter.poller))
@@ -436,6 +444,7 @@ impl Arbiter {
             }
             Event::Census => self.on_census(now_ns),
             Event::Premises => self.on_premises(now_ns),
+            Event::Claims => self.on_claims(now_ns),
             Event::Desk => self.turns.on_desk(now_ns),
             Event::Names => self.on_names(now_ns),
             Event::ContainerNames => self.on_container_names(now_ns),

@@ -72,6 +72,14 @@ impl Arbiter {
         living.chain(self.ended.iter().cloned()).collect()
     }
 
+    /// The one of a name: the first one that [`Self::jobs`] lists.
+    pub(crate) fn job(&self, name: &str) -> Option<JobStatus> {
+        match self.ledger.named(name) {
+            Some(tenant) => self.status_of(tenant.id),
+            None => self.ended.iter().find(|job| job.name == name).cloned(),
+        }
+    }
+
     pub(crate) fn device_statuses(&self) -> Vec<DeviceStatus> {
         let now_ns = self.clock.mono_ns();
         let refreshes = self.discovery.refreshes();

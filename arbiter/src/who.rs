@@ -175,6 +175,8 @@ pub fn is_reading(request: &Request) -> bool {
     match request {
         Request::Status
         | Request::List
+        | Request::Job { .. }
+        | Request::Devices
         | Request::Groups
         | Request::Events { .. }
         | Request::Timeline { .. }

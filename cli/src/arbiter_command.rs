@@ -60,6 +60,12 @@ fn start(args: Arbiter) -> Result<()> {
     let sources = Sources::of_arbiter(args.config.as_deref(), args.config_dir.as_deref());
     let config = sources.load()?;
     dir.ensure(around.uid)?;
+    // Before any thread is there: the others begin with what the first one has.
+    let inherited = if args.embedded {
+        arbiter::put_back_inherited()
+    } else {
+        Vec::new()
+    };
     let log = LogFile {
         // What `sublet run` has opened for us; any other log is its owner's to keep small.
         path: args.embedded.then(|| dir.log_file()),
@@ -70,6 +76,9 @@ fn start(args: Arbiter) -> Result<()> {
             .filter(|filter| !filter.is_empty()),
         log,
     )?;
+    for line in inherited {
+        tracing::warn!("{line}");
+    }
     let served = serve(&args, sources, config, dir, handed);
     if let Some(log) = LOG.get() {
         log.settle(LAST_LINES);

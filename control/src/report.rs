@@ -37,6 +37,8 @@ pub struct Registered {
     pub settings: Option<JobSettings>,
     /// What it asked for and does not get.
     pub capped: Vec<Capped>,
+    /// What else its user should know, a line each.
+    pub notices: Vec<String>,
 }
 
 /// An amount on one device.

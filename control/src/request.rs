@@ -27,6 +27,10 @@ pub enum Request {
     Register(JobSpec),
     /// -> [`Reply::Jobs`]
     List,
+    /// One of them, by name. -> [`Reply::Job`]
+    Job { job: String },
+    /// -> [`Reply::Devices`]
+    Devices,
     /// -> [`Reply::Changed`]
     Set { job: String, change: Change },
     /// Changes how a device is run, or every device (`None`), until the next
@@ -79,11 +83,13 @@ pub enum Request {
 impl Request {
     /// One of each kind, for tests.
     #[doc(hidden)]
-    pub fn one_of_each() -> [Self; 15] {
+    pub fn one_of_each() -> [Self; 17] {
         [
             Self::Status,
             Self::Register(JobSpec::default()),
             Self::List,
+            Self::Job { job: String::new() },
+            Self::Devices,
             Self::Set {
                 job: String::new(),
                 change: Change::default(),
@@ -131,9 +137,10 @@ pub enum Reply {
     Status(ArbiterStatus),
     Registered(Registered),
     Jobs(Vec<JobStatus>),
+    Job(Box<JobStatus>),
     /// The job as it stands after the change.
     Changed(Box<JobStatus>),
-    /// The devices as they stand after the change.
+    /// The devices as they stand, after the change where one was asked for.
     Devices(Vec<DeviceStatus>),
     Reloaded(Reloaded),
     Moved(Moved),
@@ -266,6 +273,6 @@ mod tests {
             logged["kind"].as_str().unwrap().to_owned()
         });
         assert_eq!(kinds[0], "status");
-        assert_eq!(kinds[14], "hook_refused");
+        assert_eq!(kinds[16], "hook_refused");
     }
 }

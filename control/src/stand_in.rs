@@ -95,6 +95,10 @@ impl Asked {
         Some(match (self.method.as_str(), &parts[..]) {
             ("GET", ["v1", "status"]) => Request::Status,
             ("GET", ["v1", "jobs"]) => Request::List,
+            ("GET", ["v1", "jobs", job]) => Request::Job {
+                job: (*job).to_owned(),
+            },
+            ("GET", ["v1", "devices"]) => Request::Devices,
             ("POST", ["v1", "jobs"]) => Request::Register(self.json()?),
             ("PATCH", ["v1", "jobs", job]) => Request::Set {
                 job: (*job).to_owned(),
@@ -170,7 +174,7 @@ pub fn answer(result: &Result<Reply, ControlError>) -> Vec<u8> {
         Ok(Reply::Status(status)) => json!(status),
         Ok(Reply::Registered(registered)) => json!(registered),
         Ok(Reply::Jobs(jobs)) => json!(jobs),
-        Ok(Reply::Changed(job)) => json!(job),
+        Ok(Reply::Job(job) | Reply::Changed(job)) => json!(job),
         Ok(Reply::Devices(devices)) => json!(devices),
         Ok(Reply::Reloaded(reloaded)) => json!(reloaded),
         Ok(Reply::Moved(moved)) => json!(moved),

@@ -178,6 +178,7 @@ pub const CRATES: [Crate; 19] = [
                     "bell",
                     "container",
                     "descriptors",
+                    "inheritance",
                     "peer",
                     "premises",
                     "spare",
@@ -201,6 +202,7 @@ pub const CRATES: [Crate; 19] = [
                 "parts of the arbiter",
                 &[
                     "allowances",
+                    "claims",
                     "clients",
                     "door",
                     "ended",
@@ -243,6 +245,7 @@ pub const CRATES: [Crate; 19] = [
                 &[
                     "attach",
                     "behalf",
+                    "claiming",
                     "client_exit",
                     "deaths",
                     "device_control",

@@ -415,6 +415,50 @@ fn policy_does_no_unsafe_and_no_input_or_output() {
     }
 }
 
+/// Lines, by number, with arithmetic that wraps and no reason for it in a comment above.
+fn unexplained_wraps(source: &str) -> Vec<usize> {
+    let code = source.split("#[cfg(test)]\nmod ").next().unwrap_or(source);
+    let lines: Vec<&str> = code.lines().collect();
+    let wraps = |line: &str| line.contains("wrapping_sub") || line.contains("wrapping_add");
+    let numbers = (0..lines.len()).filter(|at| wraps(lines[*at]));
+    let unexplained = numbers.filter(|at| {
+        let above = &lines[at.saturating_sub(4)..*at];
+        !above.iter().any(|line| line.contains("// WRAPPING: "))
+    });
+    unexplained.map(|at| at + 1).collect()
+}
+
+#[test]
+fn arithmetic_that_wraps_has_a_reason() {
+    let mut seen = 0;
+    for folder in ["arbiter/src", "policy/src"] {
+        let mut ahead = vec![Artefacts::get().root().join(folder)];
+        while let Some(path) = ahead.pop() {
+            if path.is_dir() {
+                let inside = std::fs::read_dir(&path).expect("a folder");
+                ahead.extend(inside.map(|entry| entry.expect("an entry").path()));
+            } else if !path.to_string_lossy().contains("tests") {
+                let source = std::fs::read_to_string(&path).expect("a source");
+                seen += source.matches("// WRAPPING: ").count();
+                let unexplained = unexplained_wraps(&source);
+                assert!(
+                    unexplained.is_empty(),
+                    "{}: {unexplained:?}",
+                    path.display()
+                );
+            }
+        }
+    }
+    assert!(seen > 0, "there is some");
+    println!("now: {seen} reasons for arithmetic that wraps");
+}
+
+#[test]
+fn a_wrap_without_a_reason_is_found() {
+    let source = "let a = b.wrapping_sub(c);\n// WRAPPING: a circle.\nlet d = e.wrapping_add(1);";
+    assert_eq!(unexplained_wraps(source), [1]);
+}
+
 /// The fields of a structure in a source, as they are written; `None`: it is not there.
 fn fields<'a>(source: &'a str, name: &str) -> Option<Vec<&'a str>> {
     let (_, after) = source.split_once(&format!("struct {name}"))?;

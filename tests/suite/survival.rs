@@ -1,5 +1,8 @@
 //! Deaths: of the arbiter, of the job that holds the device, of forked children.
 
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
 use control::JobState;
 use serde_json::Value;
 use tests::{Artefacts, Outcome, ProgramRun, Running, Sandbox, programs, wait_until};
@@ -275,4 +278,124 @@ fn a_directory_that_is_removed_while_a_job_runs_is_made_again_by_its_arbiter() {
     for run in [before, after] {
         assert_eq!(run.finish().code, Some(0));
     }
+}
+
+#[test]
+fn a_second_arbiter_of_a_user_refuses_jobs_on_devices_that_the_first_one_has() {
+    let sandbox = Sandbox::new();
+    let memory = programs::program("memory");
+    let dirs = [sandbox.path("run"), sandbox.path("cron")];
+    std::fs::DirBuilder::new()
+        .mode(0o700)
+        .create(&dirs[1])
+        .expect("a directory");
+    let job = |name: &str, dir: &Path| {
+        let mut command = sandbox.job(&["--name", name, "--mem", "1GiB"], &memory);
+        command.env("SUBLET_RUNTIME_DIR", dir);
+        command
+    };
+    let stop = |dir: &Path| {
+        let mut command = sandbox.sublet(["arbiter", "--stop"]);
+        Outcome::of(command.env("SUBLET_RUNTIME_DIR", dir)).succeeded();
+    };
+    let mut over_ssh = ProgramRun::start(&mut job("ssh", &dirs[0]));
+    assert_eq!(over_ssh.ask("init"), "0");
+    let refused = Outcome::of(&mut job("cron", &dirs[1]));
+    let ways_out: Vec<bool> = [
+        format!("serves {}", dirs[0].display()),
+        format!("SUBLET_RUNTIME_DIR={}", dirs[0].display()),
+    ]
+    .iter()
+    .map(|text| refused.stderr.contains(text))
+    .collect();
+    println!(
+        "now: the job under the second arbiter ended with {:?}, reason and way out {ways_out:?}",
+        refused.code
+    );
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    assert_eq!(ways_out, [true, true], "{refused:?}");
+    // The way out that it names.
+    Outcome::of(&mut job("cron", &dirs[0])).succeeded();
+    assert_eq!(over_ssh.finish().code, Some(0));
+    stop(&dirs[0]);
+    wait_until(
+        "the first one has ended, and the second has the devices",
+        || (Outcome::of(&mut job("cron", &dirs[1])).code == Some(0)).then_some(()),
+    );
+    stop(&dirs[1]);
+}
+
+/// What a shell is given to change for itself and for what it starts, and the command after it.
+const CHANGED: &str = r#"
+ulimit -S -t 3000; ulimit -S -s 1024; umask 0007
+echo 300 > /proc/self/oom_score_adj
+exec nice -n 5 taskset -c "$0" "$@"
+"#;
+
+/// What a process has of it: the table of `inheritance`, as the kernel shows it.
+fn inherited(pid: u32) -> Vec<(&'static str, String)> {
+    let read =
+        |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let after = |text: &str, name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_default().trim().to_owned()
+    };
+    let (limits, status, stat) = (read("limits"), read("status"), read("stat"));
+    // Fields after the name, which may have spaces: the nice value is the seventeenth of them.
+    let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
+    let soft = |name: &str| {
+        let line = after(&limits, name);
+        line.split_whitespace()
+            .next()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    vec![
+        ("processor time", soft("Max cpu time")),
+        ("stack", soft("Max stack size")),
+        ("mask of modes", after(&status, "Umask:")),
+        ("processors", after(&status, "Cpus_allowed_list:")),
+        (
+            "nice",
+            fields.split(' ').nth(16).unwrap_or_default().to_owned(),
+        ),
+        ("oom_score_adj", read("oom_score_adj").trim().to_owned()),
+    ]
+}
+
+#[test]
+fn an_arbiter_that_a_job_starts_has_nothing_that_the_job_has_changed_for_itself() {
+    let sandbox = Sandbox::new();
+    let job = sandbox.job(&["--name", "first"], programs::program("memory"));
+    let own = inherited(std::process::id());
+    let (_, processors) = &own[3];
+    let first: String = processors
+        .chars()
+        .take_while(char::is_ascii_digit)
+        .collect();
+    let mut command = sandbox.command("sh");
+    command.args(["-c", CHANGED, &first]);
+    command.arg(job.get_program()).args(job.get_args());
+    let mut run = ProgramRun::start(&mut command);
+    assert_eq!(run.ask("init"), "0");
+    let arbiter = arbiters_pid(&sandbox).expect("it serves a job");
+    let [job, arbiter] = [run.running.pid(), arbiter].map(inherited);
+    let is_root = nix::unistd::geteuid().is_root();
+    // Only root takes back niceness and a preference for being ended.
+    let rows = if is_root { 6 } else { 4 };
+    let kept: Vec<&str> = (0..rows)
+        .filter(|at| arbiter[*at] == job[*at] && own[*at] != job[*at])
+        .map(|at| arbiter[at].0)
+        .collect();
+    println!(
+        "now: of {rows} things that the job has changed the arbiter has {}: {kept:?}",
+        kept.len()
+    );
+    assert_eq!(kept.len(), 0, "{arbiter:?} of {job:?}");
+    // The job has them still.
+    assert_eq!(
+        (job[0].1.as_str(), job[3].1.as_str()),
+        ("3000", first.as_str())
+    );
+    assert_eq!(run.finish().code, Some(0));
 }

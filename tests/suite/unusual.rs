@@ -251,3 +251,15 @@ fn the_home_of_somebody_else_is_no_quota_file() {
 fn folder_is_home(outcome: &Outcome) -> bool {
     outcome.stderr.contains("sublet.toml")
 }
+
+#[test]
+fn a_deep_job_starts_beside_a_preloaded_library_with_thread_local_data() {
+    let sandbox = Sandbox::new();
+    let library = programs::library("thread_local");
+    let codes = [&["--mem", "1GiB"][..], &["--mem", "1GiB", "--deep"]].map(|flags| {
+        let mut command = sandbox.job(flags, "/bin/true");
+        Outcome::of(command.env("LD_PRELOAD", &library)).code
+    });
+    println!("now: it ends with {codes:?} without and with --deep");
+    assert_eq!(codes, [Some(0), Some(0)]);
+}

@@ -422,7 +422,7 @@ mod tests {
     use super::super::routes::router;
     use super::super::stream::{self, Followers};
     use super::*;
-    use crate::desk::{Desk, News};
+    use crate::desk::{Counter, Desk, News};
 
     /// The other end has sent this, and takes so many bytes.
     struct Other {
@@ -467,11 +467,10 @@ mod tests {
         }
     }
 
-    /// Whether a follower that takes so many bytes is cut off within an hour, in virtual time. The
-    /// journal grows all the time.
-    fn is_cut_off(takes: usize) -> bool {
-        let (mut desk, counter) = Desk::new().expect("a desk");
-        let (grows, closing) = watch::channel(false);
+    /// Somebody who asks at a counter, and what the answer goes through. The office is open for as
+    /// long as its last part is held.
+    fn at_the(counter: Counter) -> (Caller, Arc<Office>, watch::Sender<bool>) {
+        let (open, closing) = watch::channel(false);
         let office = Arc::new(Office {
             connections: Connections::new(LOCAL, counter.clone()),
             counter: counter.clone(),
@@ -486,6 +485,14 @@ mod tests {
             Place::uncounted(counter),
             Arc::clone(&office),
         );
+        (caller, office, open)
+    }
+
+    /// Whether a follower that takes so many bytes is cut off within an hour, in virtual time. The
+    /// journal grows all the time.
+    fn is_cut_off(takes: usize) -> bool {
+        let (mut desk, counter) = Desk::new().expect("a desk");
+        let (caller, office, grows) = at_the(counter);
         let says = b"GET /v1/events/stream?since_seq=0 HTTP/1.1\r\nhost: x\r\n\r\n";
         let other = Other { says, takes };
         let mut number = 1;
@@ -520,6 +527,58 @@ mod tests {
         });
         drop(grows);
         ended.is_ok()
+    }
+
+    /// What the loop is asked for by one request, which it refuses.
+    fn asked_by(says: &'static [u8]) -> Vec<control::Request> {
+        let (mut desk, counter) = Desk::new().expect("a desk");
+        let (caller, office, _open) = at_the(counter);
+        let takes = usize::MAX;
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::clone(&asked);
+        let answers = async move {
+            let mut number = 1;
+            loop {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                desk.receive(&mut number, 0);
+                while let Some(next) = desk.first(|_| 0) {
+                    heard.lock().push(desk.take(next).expect("a request").1);
+                    let refused = ControlError::new(ErrorCode::NoSuchJob, "none");
+                    desk.answer(next, Err(refused));
+                }
+            }
+        };
+        let runtime = Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let answering = tokio::spawn(answers);
+            let served = converse(caller, Other { says, takes }, router(office));
+            // In virtual time: nothing further is asked.
+            let _ = timeout(Duration::from_secs(60), served).await;
+            answering.abort();
+        });
+        std::mem::take(&mut *asked.lock())
+    }
+
+    #[test]
+    fn a_request_for_one_job_or_for_devices_has_the_loop_list_no_jobs() {
+        let asked: Vec<control::Request> = [
+            &b"GET /v1/jobs/a HTTP/1.1\r\nhost: x\r\n\r\n"[..],
+            &b"GET /v1/jobs/a/profile HTTP/1.1\r\nhost: x\r\n\r\n"[..],
+            &b"GET /v1/devices HTTP/1.1\r\nhost: x\r\n\r\n"[..],
+        ]
+        .into_iter()
+        .flat_map(asked_by)
+        .collect();
+        let lists = |request: &&control::Request| {
+            matches!(request, control::Request::List | control::Request::Status)
+        };
+        let listing = asked.iter().filter(lists).count();
+        println!("now: {listing} of {} list every job", asked.len());
+        assert_eq!((listing, asked.len()), (0, 3), "{asked:?}");
     }
 
     #[test]

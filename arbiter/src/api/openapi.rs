@@ -156,6 +156,8 @@ mod tests {
             Request::Status => ("GET", "/v1/status"),
             Request::Register(_) => ("POST", "/v1/jobs"),
             Request::List => ("GET", "/v1/jobs"),
+            Request::Job { .. } => ("GET", "/v1/jobs/{job}"),
+            Request::Devices => ("GET", "/v1/devices"),
             Request::Set { .. } => ("PATCH", "/v1/jobs/{job}"),
             Request::SetDevice { device: None, .. } => ("PATCH", "/v1/devices"),
             Request::SetDevice { .. } => ("PATCH", "/v1/devices/{device}"),

@@ -197,15 +197,8 @@ async fn register(caller: Caller, Asked(mut job): Asked<JobSpec>) -> Answered {
 
 /// One of the jobs, by name.
 async fn job_of(caller: &Caller, name: &str) -> Result<JobStatus, Problem> {
-    let jobs = expect!(caller.ask(Request::List).await?, Jobs(jobs) => jobs);
-    jobs.into_iter()
-        .find(|job| job.name == name)
-        .ok_or_else(|| {
-            let shown: String = name.chars().take(control::NAME_MAX_BYTES).collect();
-            let error =
-                ControlError::new(ErrorCode::NoSuchJob, format!("no job is named `{shown}`"));
-            Problem::from(error.with_hint("see /v1/jobs"))
-        })
+    let job = name.to_owned();
+    expect!(caller.ask(Request::Job { job }).await?, Job(job) => Ok(*job))
 }
 
 /// One job.
@@ -250,7 +243,7 @@ async fn profile(caller: Caller, Varies(name): Varies, _: Plain) -> Answered {
     responses((status = 200, description = "Done.", body = Vec<DeviceStatus>)),
 )]
 async fn devices(caller: Caller, _: Plain) -> Answered {
-    expect!(caller.ask(Request::Status).await?, Status(status) => ok(&status.devices))
+    expect!(caller.ask(Request::Devices).await?, Devices(devices) => ok(&devices))
 }
 
 async fn run_as(

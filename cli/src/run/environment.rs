@@ -13,6 +13,7 @@
 //! | `SUBLET_LIMITED` | where the job has limits: what runs inside of it stays within |
 //! | `SUBLET_STRICT` | with `--strict` only: no start without a device of the job |
 //! | `LD_AUDIT`, `CUDA_INJECTION64_PATH` | with `--deep` only: `libsublet.so` |
+//! | `GLIBC_TUNABLES` | with `--deep` only: space for thread-local data of preloaded libraries |
 //! | `PYTHONPATH` | with `--step-hook` only: the folder of the hook before what was there |
 //! | `LD_LIBRARY_PATH` | simulated only: the simulated NVML's directory before what was there |
 //! | `SUBLET_RESIDENCY` | simulated only: `touch=0` appended; simulated pins take absent pages |
@@ -104,6 +105,12 @@ pub fn of_stderr(fd: BorrowedFd<'_>) -> Option<OsString> {
     Some(format!("{}:{}", file.st_dev, file.st_ino).into())
 }
 
+/// Where the linker is audited it has loaded a second copy of this library, and of what that needs,
+/// before any other: what is left of 512 bytes is too little for the thread-local data of a
+/// preloaded jemalloc, or of our first copy, and programs do not start. Stacks of threads give up
+/// this much, so it stays below half of the smallest one.
+const THREAD_LOCAL: (&str, u32) = ("glibc.rtld.optional_static_tls", 4096);
+
 /// What `--deep` adds: the library audits the dynamic linker, and the driver is set to load it
 /// where a child has lost LD_PRELOAD. A tool that is to be injected already stays the one.
 pub fn of_deep_job(
@@ -115,6 +122,20 @@ pub fn of_deep_job(
     let mut vars = vec![("LD_AUDIT", prepend(library, &auditors, |b| b == b':'))];
     if var("CUDA_INJECTION64_PATH").is_none_or(|tool| tool.is_empty()) {
         vars.push(("CUDA_INJECTION64_PATH", library.to_owned()));
+    }
+    let mut tunables = var("GLIBC_TUNABLES").unwrap_or_default();
+    let (name, bytes) = THREAD_LOCAL;
+    let named = tunables.as_encoded_bytes().split(|b| *b == b':');
+    // What somebody has chosen stays.
+    if !named
+        .into_iter()
+        .any(|one| one.starts_with(name.as_bytes()))
+    {
+        if !tunables.is_empty() {
+            tunables.push(":");
+        }
+        tunables.push(format!("{name}={bytes}"));
+        vars.push(("GLIBC_TUNABLES", tunables));
     }
     vars
 }
@@ -195,6 +216,22 @@ mod tests {
         let vars = of_deep_job(&install, |_| Some("/tool.so".into()));
         assert_eq!(get(&vars, "LD_AUDIT"), Some("/s/libsublet.so:/tool.so"));
         assert_eq!(get(&vars, "CUDA_INJECTION64_PATH"), None);
+    }
+
+    #[test]
+    fn a_deep_job_has_space_for_thread_local_data_unless_somebody_chose_how_much() {
+        let install = Install::at("/s/libsublet.so".into(), "/s/sim".into());
+        let given = |tunables: &str| {
+            let vars = of_deep_job(&install, |name| {
+                (name == "GLIBC_TUNABLES" && !tunables.is_empty()).then(|| tunables.into())
+            });
+            get(&vars, "GLIBC_TUNABLES").map(str::to_owned)
+        };
+        let space = "glibc.rtld.optional_static_tls=4096";
+        assert_eq!(given("").as_deref(), Some(space));
+        let other = "glibc.malloc.check=3";
+        assert_eq!(given(other), Some(format!("{other}:{space}")));
+        assert_eq!(given("glibc.rtld.optional_static_tls=9:a=b"), None);
     }
 
     #[test]

@@ -289,6 +289,7 @@ fn prepare(args: Run) -> Result<Ready> {
             .capped
             .iter()
             .map(ToString::to_string)
+            .chain(registered.notices)
             .chain(config.passed_over)
             .collect(),
     })

@@ -1,0 +1,128 @@
+//! Jobs get devices that this arbiter has, and their users hear who else has them.
+
+use control::paths::RUNTIME_DIR_VAR;
+use control::{ControlError, DeviceSelector, ErrorCode, JobSpec};
+
+use crate::claims::{Claimed, Other};
+use crate::convert;
+use crate::serve::Arbiter;
+use crate::spec::Spec;
+
+impl Arbiter {
+    /// Whether it is known who has the devices that a job may use; asks where not.
+    pub(crate) fn knows_claims_of(&mut self, job: &JobSpec) -> bool {
+        let now_ns = self.clock.mono_ns();
+        let devices = self.claimed(job.settings.devices(), job.simulated);
+        let mut known = true;
+        for (_, device) in devices {
+            known &= self.claims.is_known(&device, now_ns);
+        }
+        known
+    }
+
+    /// Nobody has said in time who has the devices of a job: it goes on as if they were free.
+    pub(crate) fn give_up_claims(&mut self, job: &JobSpec) {
+        let now_ns = self.clock.mono_ns();
+        for (_, device) in self.claimed(job.settings.devices(), job.simulated) {
+            self.claims.give_up(&device, now_ns);
+        }
+    }
+
+    /// Claims the devices of jobs that an earlier arbiter has left, as they are found.
+    pub(crate) fn claim_for_jobs(&mut self) {
+        let now_ns = self.clock.mono_ns();
+        let jobs = self.ledger.iter();
+        let jobs = jobs.flat_map(|t| self.claimed(t.spec.settings.devices(), t.spec.simulated));
+        let devices: Vec<Claimed> = jobs.map(|(_, device)| device).collect();
+        for device in devices {
+            if self.claims.of(&device).is_none() {
+                self.claims.is_known(&device, now_ns);
+            }
+        }
+    }
+
+    /// Devices were claimed, or others have them.
+    pub(crate) fn on_claims(&mut self, now_ns: u64) {
+        for (device, standing) in self.claims.take(now_ns) {
+            let uuid = convert::uuid_text(device.uuid());
+            if let Some(other) = &standing.taken {
+                tracing::warn!("{}", taken(&uuid, other));
+            }
+            for other in &standing.shared {
+                tracing::warn!("{}", shared(&uuid, other));
+            }
+        }
+        self.unpark();
+    }
+
+    /// A job whose device another arbiter of the same user has is refused here.
+    ///
+    /// # Errors
+    /// That, with the way out.
+    pub(crate) fn must_have_devices_of(&self, spec: &Spec) -> Result<(), ControlError> {
+        for (uuid, device) in self.claimed(spec.settings.devices(), spec.simulated) {
+            let standing = self.claims.of(&device);
+            if let Some(other) = standing.and_then(|standing| standing.taken.as_ref()) {
+                let hint = match &other.dir {
+                    Some(dir) if other.serves => format!(
+                        "use that one: set {RUNTIME_DIR_VAR}={dir}; or end it with `{RUNTIME_DIR_VAR}={dir} sublet arbiter --stop`",
+                        dir = dir.display()
+                    ),
+                    // Its directory was removed with what is above it, or it stands still.
+                    _ => format!(
+                        "it cannot be reached: end it with `kill {}`; jobs that run under it go on",
+                        other.pid
+                    ),
+                };
+                let error = ControlError::new(ErrorCode::Refused, taken(&uuid, other));
+                return Err(error.with_hint(hint));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the user of a job is to hear of others who have its devices.
+    pub(crate) fn notices_for(&self, spec: &Spec) -> Vec<String> {
+        let devices = self.claimed(spec.settings.devices(), spec.simulated);
+        let mut notices = Vec::new();
+        for (uuid, device) in devices {
+            let others = self.claims.of(&device).map(|standing| &standing.shared);
+            notices.extend(
+                others
+                    .into_iter()
+                    .flatten()
+                    .map(|other| shared(&uuid, other)),
+            );
+        }
+        notices
+    }
+
+    /// The devices that a job may use and that more than clients vouch for.
+    fn claimed(&self, selectors: &[DeviceSelector], simulated: bool) -> Vec<(String, Claimed)> {
+        let devices = self.devices.iter().filter(|(index, device)| {
+            device.by_nvml && self.devices.entitled(*index, selectors, simulated)
+        });
+        devices
+            .map(|(_, device)| {
+                let claimed = Claimed::new(device.uuid, device.simulated);
+                (convert::uuid_text(&device.uuid), claimed)
+            })
+            .collect()
+    }
+}
+
+fn taken(uuid: &str, other: &Other) -> String {
+    let dir = other.dir.as_ref();
+    let place = dir.map_or_else(String::new, |dir| format!(", serves {}", dir.display()));
+    format!(
+        "another arbiter of user {} (process {}{place}) has {uuid}: neither would know of the other's jobs",
+        other.uid, other.pid
+    )
+}
+
+fn shared(uuid: &str, other: &Other) -> String {
+    format!(
+        "an arbiter of user {} (process {}) has {uuid} as well: neither knows of the other's jobs, so shares and quotas hold among your own only; have root start one for all users (`systemctl enable --now sublet.socket`, or `sublet arbiter`)",
+        other.uid, other.pid
+    )
+}
