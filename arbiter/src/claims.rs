@@ -25,6 +25,7 @@ use control::paths::RuntimeDir;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::background::Background;
+use crate::descriptors;
 
 /// How long an answer is good for a registration; also how often others are looked for at most.
 const FRESH_NS: u64 = 1_000_000_000;
@@ -109,11 +110,15 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Nothing is claimed yet. `dir`: where this arbiter serves.
+    /// Nothing is claimed yet, and nothing ever is where a claim would cost a job its descriptors.
+    /// `dir`: where this arbiter serves.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub fn start(dir: &Path) -> io::Result<Self> {
+        if descriptors::are_fewest() {
+            return Ok(Self::none());
+        }
         let mut office = Office::new(dir, rustix::process::geteuid().as_raw());
         let looks = Background::start("claims", MOST, move |device: Claimed| {
             let standing = office.look(&device);

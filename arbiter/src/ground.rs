@@ -161,7 +161,7 @@ impl Ground {
             .map_err(Error::io("serve the API"))?;
         if let Some(limit) = descriptors::limit().filter(|_| descriptors::are_fewest()) {
             tracing::warn!(
-                "there are few descriptors ({limit}): {} takes {} connections at a time, and few jobs can run; start the arbiter with a `ulimit -n` of 64 or more",
+                "there are few descriptors ({limit}): {} takes {} connections at a time, few jobs can run, and another arbiter of yours that has the same device is not noticed; start the arbiter with a `ulimit -n` of 64 or more",
                 path.display(),
                 api.connections_most()
             );
