@@ -9,7 +9,8 @@ use std::ops::{Index, IndexMut};
 use control::PolicyChoice;
 
 use crate::clock::Clock;
-use crate::dispatch::{DeviceScheduler, GangScheduler, joint};
+use crate::dispatch::joint::{self, Links};
+use crate::dispatch::{DeviceScheduler, GangScheduler};
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -20,6 +21,7 @@ pub(crate) struct Schedulers {
     policies: Vec<PolicyChoice>,
     gangs: GangScheduler,
     gangs_due_ns: Option<u64>,
+    links: Links,
     /// Devices to be stepped at any time, as bits.
     dirty: u32,
     /// Threads of a client were woken since that was asked last.
@@ -107,14 +109,16 @@ impl Schedulers {
             return;
         }
         self.step_these(dirty, clock);
+        let mut stepped = dirty;
         if self.gangs.is_idle() {
             self.gangs_due_ns = None;
         } else if dirty & self.gangs.schedulers() != 0 {
             let (touched, again_ns) = self.gangs.step(clock.mono_ns(), &mut self.all);
             self.gangs_due_ns = again_ns;
             self.step_these(touched, clock);
+            stepped |= touched;
         }
-        let touched = joint::step(clock.mono_ns(), &mut self.all);
+        let touched = joint::step(clock.mono_ns(), &mut self.links, stepped, &mut self.all);
         self.step_these(touched, clock);
     }
 

@@ -14,11 +14,24 @@ use policy::{Class, TenantId};
 
 use super::DeviceScheduler;
 
-/// Looks at linked devices after they were stepped. Returns the devices that have to be stepped
-/// again, as bits.
-pub fn step(now_ns: u64, schedulers: &mut [DeviceScheduler]) -> u32 {
-    let linked = link(schedulers);
-    if linked == 0 {
+/// Which devices are linked: that changes as processes come and go.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Links(u32);
+
+/// Looks at linked devices after those in `stepped`, as bits, were stepped. Returns the devices
+/// that have to be stepped again, as bits.
+pub fn step(
+    now_ns: u64,
+    links: &mut Links,
+    stepped: u32,
+    schedulers: &mut [DeviceScheduler],
+) -> u32 {
+    let changed = |changed: bool, it: &mut DeviceScheduler| it.residency.take_crew() || changed;
+    if schedulers.iter_mut().fold(false, changed) {
+        links.0 = link(schedulers);
+    }
+    let linked = links.0;
+    if linked & stepped == 0 {
         return 0;
     }
     share_uses(now_ns, linked, schedulers);
@@ -30,7 +43,7 @@ pub fn step(now_ns: u64, schedulers: &mut [DeviceScheduler]) -> u32 {
     }
     let mut changed = false;
     for id in recount(now_ns, linked, schedulers, |joint| joint.torn()) {
-        changed |= depart(now_ns, id, linked, schedulers);
+        changed |= depart(now_ns, id, linked, schedulers).unwrap_or(false);
     }
     changed |= make_space(now_ns, linked, schedulers);
     changed |= bring_in(now_ns, linked, schedulers);
@@ -106,12 +119,34 @@ fn recount<T>(
     ask(&Joint::new(&places))
 }
 
-fn depart(now_ns: u64, id: TenantId, linked: u32, schedulers: &mut [DeviceScheduler]) -> bool {
-    let mut departs = false;
-    for scheduler in of(linked, schedulers) {
-        departs |= scheduler.residency.depart_whole(now_ns, id);
+/// The host cannot take what a job has on the devices.
+struct Refused;
+
+/// A job leaves all of its devices, where the host can take all of it: before anything moves that
+/// is promised. Whether something begins to leave.
+fn depart(
+    now_ns: u64,
+    id: TenantId,
+    linked: u32,
+    schedulers: &mut [DeviceScheduler],
+) -> Result<bool, Refused> {
+    let places: Vec<usize> = (0..schedulers.len().min(32))
+        .filter(|at| linked & (1 << at) != 0)
+        .filter(|at| schedulers[*at].residency.has_to_leave(id)) // PANIC: one of them.
+        .collect();
+    for (count, at) in places.iter().enumerate() {
+        if schedulers[*at].promise_departure(now_ns, id) {
+            continue;
+        }
+        for before in places.iter().take(count) {
+            schedulers[*before].take_back_promise(now_ns, id);
+        }
+        return Err(Refused);
     }
-    departs
+    for at in &places {
+        schedulers[*at].residency.depart_whole(now_ns, id);
+    }
+    Ok(!places.is_empty())
 }
 
 /// Allocations of those that are in wait for memory: others give way, on all of their devices.
@@ -138,10 +173,14 @@ fn make_space(now_ns: u64, linked: u32, schedulers: &mut [DeviceScheduler]) -> b
         if victims.is_empty() {
             continue;
         }
+        let mut all_leave = true;
         for victim in victims {
-            changed |= depart(now_ns, victim, linked, schedulers);
+            match depart(now_ns, victim, linked, schedulers) {
+                Ok(leaves) => changed |= leaves,
+                Err(Refused) => all_leave = false,
+            }
         }
-        for scheduler in of(linked, schedulers) {
+        for scheduler in of(linked, schedulers).filter(|_| all_leave) {
             scheduler.residency.begin_term(now_ns, id);
         }
     }
@@ -182,12 +221,17 @@ fn bring_in(now_ns: u64, linked: u32, schedulers: &mut [DeviceScheduler]) -> boo
             continue;
         }
         drop(shrinks);
+        let mut all_leave = true;
         for victim in space.victims {
-            depart(now_ns, victim, linked, schedulers);
+            all_leave &= depart(now_ns, victim, linked, schedulers).is_ok();
+        }
+        changed = true;
+        // Who refuses is asked no more for a while: others may be then.
+        if !all_leave {
+            continue;
         }
         for scheduler in of(linked, schedulers) {
             scheduler.residency.come(now_ns, id);
         }
-        changed = true;
     }
 }

@@ -54,6 +54,22 @@ impl DeviceScheduler {
         self.residency.recount(now_ns, &jobs);
     }
 
+    /// Promises host memory for a tenant's departure; false where there is not enough.
+    pub(super) fn promise_departure(&mut self, now_ns: u64, tenant: TenantId) -> bool {
+        let (device, entity) = (self.device, self.roster.find(tenant));
+        entity.is_some_and(|entity| {
+            (self.residency).promise_departure(now_ns, &entity.job(now_ns, device))
+        })
+    }
+
+    /// What was promised for it is not needed.
+    pub(super) fn take_back_promise(&mut self, now_ns: u64, tenant: TenantId) {
+        if let Some(entity) = self.roster.find(tenant) {
+            let job = entity.job(now_ns, self.device);
+            self.residency.take_back_promise(&job);
+        }
+    }
+
     pub(super) fn stand(&mut self) {
         for entity in self.roster.iter_mut() {
             entity.standing = self.residency.standing(entity.tenant);

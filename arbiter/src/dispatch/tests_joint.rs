@@ -80,7 +80,9 @@ impl Job {
 
 /// Two devices of eight units each.
 struct Hall {
+    books: Rc<std::cell::RefCell<HostBooks>>,
     schedulers: Vec<DeviceScheduler>,
+    links: joint::Links,
     gangs: GangScheduler,
     jobs: Vec<Job>,
     free: [u64; 2],
@@ -98,7 +100,9 @@ impl Hall {
             scheduler.set_up_residency(10.0, &books, 8 * UNIT);
         }
         let mut new = Self {
+            books,
             schedulers,
+            links: joint::Links::default(),
             gangs: GangScheduler::default(),
             jobs: Vec::new(),
             free: [8 * UNIT; 2],
@@ -173,7 +177,7 @@ impl Hall {
                 }
             }
             if round == 0 {
-                touched = joint::step(self.now_ns, &mut self.schedulers);
+                touched = joint::step(self.now_ns, &mut self.links, 0b11, &mut self.schedulers);
             }
         }
     }
@@ -271,6 +275,26 @@ fn two_jobs_that_fill_two_devices_take_turns_on_both() {
             );
         }
     }
+}
+
+#[test]
+fn a_job_stays_on_both_devices_where_the_host_cannot_take_all_of_it() {
+    let mut hall = Hall::new(&[5, 5], true);
+    // What is out has ten of these; one device's part of the other job would fit as well.
+    hall.books.borrow_mut().set_limit(16 * UNIT);
+    hall.run(5 * S, |_| None);
+    println!(
+        "now: {} moves of a job whose memory the host cannot take, it ran for {} ms of 5000",
+        hall.moves(0),
+        hall.jobs[0].in_ns / MS
+    );
+    assert_eq!(hall.moves(0), 0, "half of it was moved");
+    assert!(hall.jobs[0].in_ns > 2 * S, "{} ms", hall.jobs[0].in_ns / MS);
+    // With space for it they take turns.
+    hall.books.borrow_mut().set_limit(1000 * UNIT);
+    hall.jobs[1].longest_ns = 0;
+    hall.run(40 * S, |_| None);
+    assert!(hall.jobs[1].in_ns > 5 * S, "{} ms", hall.jobs[1].in_ns / MS);
 }
 
 #[test]

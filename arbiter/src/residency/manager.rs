@@ -120,6 +120,8 @@ pub struct ResidencyManager {
     linked: bool,
     /// To whom slices were granted although they are out.
     granted: Vec<TenantId>,
+    /// Processes with memory that can be moved have come or gone since that was asked last.
+    crew_changed: bool,
 }
 
 /// Whether every process of a tenant can run, some of them before all of their memory is back.
@@ -149,6 +151,7 @@ impl ResidencyManager {
             occupied: Vec::new(),
             linked: false,
             granted: Vec::new(),
+            crew_changed: true,
         }
     }
 
@@ -177,6 +180,7 @@ impl ResidencyManager {
                 record.standing = Standing::Waits(None);
             }
             self.machines.insert(client, (tenant, machine));
+            self.crew_changed = true;
         }
     }
 
@@ -187,7 +191,7 @@ impl ResidencyManager {
 
     /// A client is gone.
     pub fn remove(&mut self, client: u64) {
-        self.machines.remove(&client);
+        self.crew_changed |= self.machines.remove(&client).is_some();
         self.questions.forget(client);
         self.books.borrow_mut().forget(client);
     }
@@ -418,9 +422,7 @@ impl ResidencyManager {
         }
         let record = self.records.entry(id).or_default();
         if record.phase == Phase::Settled {
-            record.phase = Phase::Called;
-            record.switch_ns = Some(now_ns);
-            record.begin(now_ns);
+            record.call(now_ns);
         }
         record.standing = Standing::Moving;
     }

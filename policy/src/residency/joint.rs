@@ -51,7 +51,10 @@ struct Whole<'a> {
     needs_space: bool,
     active_ns: u64,
     since_ns: u64,
-    stuck_until_ns: u64,
+    /// None of it leaves until then: a part of it could not.
+    stays_until_ns: u64,
+    /// None of it comes back until then: a part that is out could not.
+    out_until_ns: u64,
 }
 
 impl<'a> Whole<'a> {
@@ -69,7 +72,8 @@ impl<'a> Whole<'a> {
             needs_space: false,
             active_ns: 0,
             since_ns: 0,
-            stuck_until_ns: 0,
+            stays_until_ns: 0,
+            out_until_ns: 0,
         }
     }
 
@@ -93,7 +97,10 @@ impl<'a> Whole<'a> {
         self.parked |= arbitration.is_parked(part.id);
         self.needs_space |= part.space_bytes > 0;
         self.active_ns = self.active_ns.max(part.active_ns);
-        self.stuck_until_ns = self.stuck_until_ns.max(part.stuck_until_ns);
+        self.stays_until_ns = self.stays_until_ns.max(part.stuck_until_ns);
+        if part.out {
+            self.out_until_ns = self.out_until_ns.max(part.stuck_until_ns);
+        }
         self.parts.push((at, part));
     }
 
@@ -157,11 +164,14 @@ impl<'a> Joint<'a> {
     }
 
     /// Jobs of which something leaves a device while something else of them stays: that is to leave
-    /// as well.
+    /// as well. What could not leave a moment ago stays; then the rest comes back.
     pub fn torn(&self) -> Vec<TenantId> {
+        let now_ns = self.now_ns();
         let leaves = |job: &&Whole<'_>| job.parts.iter().any(|(_, part)| part.leaving);
         let stays = |job: &&Whole<'_>| {
-            let settled = |part: &ResidentJob| part.resident_bytes > 0 && !part.is_moving();
+            let settled = |part: &ResidentJob| {
+                part.resident_bytes > 0 && !part.is_moving() && part.stuck_until_ns <= now_ns
+            };
             job.parts.iter().any(|(_, part)| settled(part))
         };
         let torn = self.jobs.iter().filter(leaves).filter(stays);
@@ -180,9 +190,9 @@ impl<'a> Joint<'a> {
         let mut left: Vec<Option<u64>> = vec![None; self.places.len()];
         let mut standings: Vec<(TenantId, Standing)> = Vec::new();
         for job in line {
-            if job.stuck_until_ns > now_ns {
-                sooner(job.stuck_until_ns);
-                standings.push((job.id, Standing::Waits(Some(job.stuck_until_ns))));
+            if job.out_until_ns > now_ns {
+                sooner(job.out_until_ns);
+                standings.push((job.id, Standing::Waits(Some(job.out_until_ns))));
                 continue;
             }
             let is_free = |(at, _): &(usize, &ResidentJob)| {
@@ -318,7 +328,7 @@ impl<'a> Joint<'a> {
             .iter()
             .filter(|other| {
                 other.id != one.id
-                    && other.stuck_until_ns <= now_ns
+                    && other.stays_until_ns <= now_ns
                     && needed.iter().any(|(at, _)| other.movable_bytes(*at) > 0)
             })
             .map(|other| match self.free_from_ns(other, one, urgent) {

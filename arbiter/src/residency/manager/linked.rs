@@ -19,6 +19,11 @@ impl ResidencyManager {
         }
     }
 
+    /// Whether processes with memory that can be moved have come or gone since this was asked last.
+    pub fn take_crew(&mut self) -> bool {
+        std::mem::take(&mut self.crew_changed)
+    }
+
     /// Jobs of which something can be moved here.
     pub fn movable(&self) -> impl Iterator<Item = TenantId> {
         self.machines.values().map(|(id, _)| *id)
@@ -116,13 +121,30 @@ impl ResidencyManager {
         self.shrinks_for(now_ns, id)
     }
 
+    /// Whether something of a job is to leave here where the job leaves as a whole.
+    pub fn has_to_leave(&self, id: TenantId) -> bool {
+        self.phase_of(id) == Phase::Settled && self.resident_bytes(id) > 0
+    }
+
+    /// Promises host memory for all that a job has here. Where the host cannot take it the job is
+    /// left alone for a while; false then.
+    pub fn promise_departure(&mut self, now_ns: u64, job: &JobView<'_>) -> bool {
+        match self.host_has_space(job, Verb::Evict) {
+            Ok(()) => true,
+            Err(why) => {
+                self.refuse(now_ns, job.id, Verb::Evict, why);
+                false
+            }
+        }
+    }
+
     /// A job leaves, if there is something to leave; whether it begins to.
     pub fn depart_whole(&mut self, now_ns: u64, id: TenantId) -> bool {
-        if self.phase_of(id) != Phase::Settled || self.resident_bytes(id) == 0 {
-            return false;
+        let leaves = self.has_to_leave(id);
+        if leaves {
+            self.depart(now_ns, id, Verb::Evict);
         }
-        self.depart(now_ns, id, Verb::Evict);
-        true
+        leaves
     }
 
     /// A job comes, if something of it is away here. Its space is its own from here on.
@@ -133,9 +155,7 @@ impl ResidencyManager {
         }
         let record = self.records.entry(id).or_default();
         if record.phase == Phase::Settled {
-            record.phase = Phase::Called;
-            record.switch_ns = Some(now_ns);
-            record.begin(now_ns);
+            record.call(now_ns);
         }
     }
 

@@ -172,6 +172,7 @@ impl ResidencyManager {
                 }
                 record.figures.drained_ns = now_ns;
                 if let Err(why) = self.host_has_space(job, verb) {
+                    self.take_back_promise(job);
                     self.refuse(now_ns, job.id, verb, why);
                     return;
                 }
@@ -182,6 +183,7 @@ impl ResidencyManager {
                     _ => self.order(now_ns, job, verb, State::is_usable),
                 }
                 if self.phase_of(job.id) == Phase::Settled {
+                    self.take_back_promise(job);
                     self.conclude(now_ns, job.id, verb);
                 }
             }
@@ -316,6 +318,14 @@ impl ResidencyManager {
         Ok(())
     }
 
+    /// What was promised for a departure is not needed.
+    pub fn take_back_promise(&mut self, job: &JobView<'_>) {
+        let mut books = self.books.borrow_mut();
+        for (client, _) in job.clients {
+            books.promise(*client, self.device, job.id, 0);
+        }
+    }
+
     /// Arrivals whose space was taken meanwhile, by those that grow, take that of others, or go
     /// back into the line: better than to wait for their deadline.
     pub(super) fn rescue(&mut self, now_ns: u64, jobs: &[JobView<'_>]) {
@@ -433,6 +443,16 @@ impl Record {
         self.by_hand = false;
         self.begin(now_ns);
         self.by_hand = true;
+    }
+
+    /// It is to come: its space is its own from here on. What an earlier arrival waited for counts
+    /// no longer.
+    pub(super) fn call(&mut self, now_ns: u64) {
+        self.phase = Phase::Called;
+        self.switch_ns = Some(now_ns);
+        self.lacks_since_ns = None;
+        self.got_on.1 = now_ns;
+        self.begin(now_ns);
     }
 
     /// A move begins; one that was asked for by hand has begun when it was asked for.

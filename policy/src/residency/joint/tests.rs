@@ -351,6 +351,32 @@ fn who_leaves_one_device_leaves_all_of_them() {
 }
 
 #[test]
+fn what_could_not_leave_one_device_keeps_nothing_out_on_another_one() {
+    let mut torn = job(1, &[Some(100), Some(100)], 500);
+    let [Some(out), Some(stays)] = &mut torn.parts[..] else {
+        unreachable!("two parts");
+    };
+    out.leaving = true;
+    (stays.out, stays.resident_bytes, stays.stuck_until_ns) = (false, 100 * MIB, 31 * S);
+    let world = World::new(&[256, 256], vec![torn.clone()]);
+    assert_eq!(
+        world.look(|joint| joint.torn()),
+        [],
+        "it is asked again and again"
+    );
+    torn.set(|part| part.leaving = false);
+    let world = World::new(&[256, 256], vec![torn.clone()]);
+    let (standings, _) = world.look(|joint| joint.standings());
+    assert_eq!(standings, [(TenantId(1), Standing::MayCome)]);
+    // One that could not come back is left alone.
+    torn.set(|part| part.stuck_until_ns = 31 * S);
+    let world = World::new(&[256, 256], vec![torn]);
+    let (standings, again_ns) = world.look(|joint| joint.standings());
+    assert_eq!(standings, [(TenantId(1), Standing::Waits(Some(31 * S)))]);
+    assert_eq!(again_ns, Some(31 * S));
+}
+
+#[test]
 fn a_job_that_was_sent_away_is_not_called_back() {
     let mut away = job(1, &[Some(100), Some(100)], 500);
     away.set(|part| part.kept_away = true);
