@@ -15,6 +15,9 @@ pub enum Kind {
     Program,
     /// A shared library.
     Library,
+    /// A program that a sanitizer of this name looks at, by a runtime of its own or, where it says
+    /// so, one that is linked into it.
+    Sanitized(&'static str, bool),
 }
 
 /// The program of `tests/programs/<name>.c`.
@@ -31,6 +34,53 @@ pub fn program(name: &str) -> PathBuf {
 /// With the compiler's words when it does not compile.
 pub fn library(name: &str) -> PathBuf {
     build(name, Kind::Library)
+}
+
+/// The program of `tests/programs/<name>.c` with a sanitizer in it; `None` where the compiler does
+/// not have that one.
+///
+/// # Panics
+/// With the compiler's words when it does not compile.
+pub fn sanitized(name: &str, sanitizer: &'static str, linked_in: bool) -> Option<PathBuf> {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let file = scratch.path().join("empty.c");
+    fs::write(&file, "int main(void) { return 0; }").expect("the source written");
+    let mut cc = compiler();
+    let kind = Kind::Sanitized(sanitizer, linked_in);
+    cc.args(kind.flags())
+        .arg("-o")
+        .arg(scratch.path().join("empty"));
+    let output = cc.arg(&file).output_within(testbed::PATIENCE);
+    output.status.success().then(|| build(name, kind))
+}
+
+impl Kind {
+    fn flags(self) -> Vec<String> {
+        match self {
+            Self::Program => Vec::new(),
+            // Like the simulated driver: its own calls must not bind to the preload library.
+            Self::Library => ["-shared", "-fPIC", "-Wl,-Bsymbolic"]
+                .map(Into::into)
+                .into(),
+            Self::Sanitized(which, linked_in) => {
+                let mut flags = vec![format!("-fsanitize={which}")];
+                flags.extend(linked_in.then(|| format!("-static-lib{}san", &which[..1])));
+                flags
+            }
+        }
+    }
+
+    fn suffix(self) -> String {
+        match self {
+            Self::Program => String::new(),
+            Self::Library => ".so".into(),
+            Self::Sanitized(which, linked_in) => format!(".{which}{}", u8::from(linked_in)),
+        }
+    }
+}
+
+fn compiler() -> Command {
+    Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
 }
 
 fn build(name: &str, kind: Kind) -> PathBuf {
@@ -53,10 +103,7 @@ pub fn compile(name: &str, source: &str, depends: &str, kind: Kind) -> PathBuf {
     let dir = artefacts.programs_dir();
     fs::create_dir_all(&dir).expect("a directory for host programs");
     let mark = fnv(&[source, depends]);
-    let built = match kind {
-        Kind::Program => dir.join(format!("{name}-{mark:016x}")),
-        Kind::Library => dir.join(format!("{name}-{mark:016x}.so")),
-    };
+    let built = dir.join(format!("{name}-{mark:016x}{}", kind.suffix()));
     if built.exists() {
         return built;
     }
@@ -65,13 +112,10 @@ pub fn compile(name: &str, source: &str, depends: &str, kind: Kind) -> PathBuf {
     let file = scratch.path().join(format!("{name}.c"));
     fs::write(&file, source).expect("the source written");
     let out = scratch.path().join("out");
-    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    let mut cc = compiler();
     cc.args(["-std=gnu11", "-O1", "-g0", "-Wall", "-Wextra", "-Werror"]);
     cc.arg("-I").arg(artefacts.root().join("tests/programs"));
-    if kind == Kind::Library {
-        // Like the simulated driver: its own calls must not bind to the preload library.
-        cc.args(["-shared", "-fPIC", "-Wl,-Bsymbolic"]);
-    }
+    cc.args(kind.flags());
     cc.arg("-o").arg(&out).arg(&file);
     cc.args(["-ldl", "-lpthread"]);
     let output = cc.output_within(testbed::PATIENCE);

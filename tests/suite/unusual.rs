@@ -263,3 +263,27 @@ fn a_deep_job_starts_beside_a_preloaded_library_with_thread_local_data() {
     println!("now: it ends with {codes:?} without and with --deep");
     assert_eq!(codes, [Some(0), Some(0)]);
 }
+
+#[test]
+fn a_program_with_a_sanitizer_ends_in_a_job_as_it_does_bare() {
+    let sandbox = Sandbox::new();
+    let mut ran = Vec::new();
+    for (sanitizer, linked_in) in [
+        ("thread", false),
+        ("address", false),
+        ("address", true),
+        ("leak", false),
+        ("undefined", false),
+    ] {
+        let Some(program) = programs::sanitized("sanitized", sanitizer, linked_in) else {
+            println!("skipped: the compiler has no {sanitizer} sanitizer (linked in: {linked_in})");
+            continue;
+        };
+        let bare = Outcome::of(&mut sandbox.bare(&program));
+        let governed = Outcome::of(&mut sandbox.job(GIB, &program));
+        let ends = [&bare, &governed].map(|outcome| (outcome.code, outcome.stdout.clone()));
+        assert_eq!(ends[0], ends[1], "{sanitizer}: {governed:?}");
+        ran.push(sanitizer);
+    }
+    println!("now: programs with these sanitizers end as they do bare: {ran:?}");
+}

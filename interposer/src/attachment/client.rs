@@ -56,9 +56,14 @@ pub(crate) struct Attached {
     reported_other_devices: AtomicU32,
     introduction: Introduction,
     socket: &'static Path,
+    /// The one before it.
+    before: AtomicPtr<Attached>,
 }
 
 static CURRENT: AtomicPtr<Attached> = AtomicPtr::new(std::ptr::null_mut());
+/// The last one that there was: they all stay, for threads may use them, and are to be found by who
+/// looks for memory that is lost.
+static LAST: AtomicPtr<Attached> = AtomicPtr::new(std::ptr::null_mut());
 /// Changes whenever [`CURRENT`] does; what threads have cached belongs to one generation.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 /// [`NEVER`], [`BUSY`] or [`DONE`]; waited on.
@@ -100,7 +105,14 @@ pub(crate) fn generation() -> u32 {
 }
 
 fn install(attached: Option<Box<Attached>>) {
-    let at = attached.map_or(std::ptr::null_mut(), Box::into_raw);
+    // SYNC(last): nobody reads through it.
+    let at = attached.map_or(std::ptr::null_mut(), |new| {
+        new.before
+            .store(LAST.load(Ordering::Relaxed), Ordering::Relaxed);
+        let at = Box::into_raw(new);
+        LAST.store(at, Ordering::Relaxed);
+        at
+    });
     CURRENT.store(at, Ordering::Release);
     GENERATION.fetch_add(1, Ordering::Release);
 }
@@ -290,6 +302,7 @@ fn first_attach(job: &Job, introduction: Introduction, steps: &Steps) -> Result<
                     reported_other_devices: AtomicU32::new(0),
                     introduction,
                     socket: job.membership.socket(),
+                    before: AtomicPtr::default(),
                 })));
                 if let Some(attached) = current() {
                     (steps.attached)(attached);
@@ -553,6 +566,7 @@ impl Attached {
                     ),
                     introduction: self.introduction.clone(),
                     socket: self.socket,
+                    before: AtomicPtr::default(),
                 })));
                 self.end.retire();
                 false

@@ -12,8 +12,8 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::driver::elf::LinkMap;
 use crate::driver::elf::holds;
-use crate::driver::loader::LinkMap;
 
 /// Cookie of an object that is this library.
 const OURS: usize = usize::MAX;

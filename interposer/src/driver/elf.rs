@@ -16,10 +16,28 @@ pub(crate) struct Symbols {
     hash: *const u32,
 }
 
+/// An entry of a dynamic section.
 #[repr(C)]
-struct Dynamic {
+pub(crate) struct Dynamic {
     tag: i64,
     value: u64,
+}
+
+/// The dynamic linker's description of an object, which is what its handles point to. ABI: the
+/// public part of `link_map`.
+#[repr(C)]
+pub struct LinkMap {
+    pub(crate) address: usize,
+    pub(crate) name: *const c_char,
+    pub(crate) section: *const Dynamic,
+    pub(crate) next: *const LinkMap,
+}
+
+/// What it keeps for debuggers. ABI: the beginning of `r_debug`.
+#[repr(C)]
+struct Debug {
+    version: i32,
+    first: *const LinkMap,
 }
 
 const STT_FUNC: u8 = 2;
@@ -34,6 +52,7 @@ const DT_SYMTAB: i64 = 6;
 const DT_RELA: i64 = 7;
 const DT_RELASZ: i64 = 8;
 const DT_SONAME: i64 = 14;
+const DT_DEBUG: i64 = 21;
 const DT_JMPREL: i64 = 23;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 
@@ -41,10 +60,18 @@ impl Symbols {
     /// # Safety
     /// `info` describes an object that stays mapped while the value is used.
     pub(crate) unsafe fn of(info: &libc::dl_phdr_info) -> Option<Self> {
-        let base = info.dlpi_addr as usize;
+        // SAFETY: as the caller promises.
+        unsafe { Self::at(info.dlpi_addr as usize, section(info)) }
+    }
+
+    /// Of an object that is mapped at `base`, by its dynamic section; null: it has none.
+    ///
+    /// # Safety
+    /// That is so, and stays so while the value is used.
+    pub(crate) unsafe fn at(base: usize, section: *const Dynamic) -> Option<Self> {
         let (mut table, mut strings, mut gnu, mut sysv, mut soname) = (0, 0, 0, 0, None);
         // SAFETY: as the caller promises.
-        for (tag, value) in unsafe { dynamic(info) } {
+        for (tag, value) in unsafe { entries(section) } {
             match tag {
                 DT_SYMTAB => table = value,
                 DT_STRTAB => strings = value,
@@ -215,16 +242,29 @@ unsafe fn gnu_count(table: *const u32) -> usize {
     }
 }
 
+/// The dynamic section of an object, or null.
+fn section(info: &libc::dl_phdr_info) -> *const Dynamic {
+    let mut all = headers(info).iter();
+    all.find(|header| header.p_type == libc::PT_DYNAMIC)
+        .map_or(std::ptr::null(), |header| {
+            (info.dlpi_addr as usize + header.p_vaddr as usize) as *const Dynamic
+        })
+}
+
 /// Tags and values of an object's dynamic section.
 ///
 /// # Safety
 /// `info` describes an object that stays mapped while the iterator is used.
 unsafe fn dynamic(info: &libc::dl_phdr_info) -> impl Iterator<Item = (i64, usize)> {
-    let at = headers(info)
-        .iter()
-        .find(|header| header.p_type == libc::PT_DYNAMIC)
-        .map(|header| (info.dlpi_addr as usize + header.p_vaddr as usize) as *const Dynamic);
-    let mut next = at.unwrap_or(std::ptr::null());
+    // SAFETY: as the caller promises.
+    unsafe { entries(section(info)) }
+}
+
+/// The same by the section's address; none where that is null.
+///
+/// # Safety
+/// A dynamic section that stays mapped while the iterator is used.
+unsafe fn entries(mut next: *const Dynamic) -> impl Iterator<Item = (i64, usize)> {
     std::iter::from_fn(move || {
         if next.is_null() {
             return None;
@@ -238,6 +278,38 @@ unsafe fn dynamic(info: &libc::dl_phdr_info) -> impl Iterator<Item = (i64, usize
         next = next.wrapping_add(1);
         Some((tag, value))
     })
+}
+
+/// Where the dynamic linker keeps the list of the program's objects for debuggers: the first of
+/// them. Null where it does not say. Nothing is called for it.
+pub(crate) fn first_object() -> *const LinkMap {
+    // SAFETY: a look into the auxiliary vector.
+    let (at, count) = unsafe {
+        (
+            libc::getauxval(libc::AT_PHDR) as *const libc::Elf64_Phdr,
+            libc::getauxval(libc::AT_PHNUM) as usize,
+        )
+    };
+    if at.is_null() {
+        return std::ptr::null();
+    }
+    // SAFETY: the program's own headers, which the kernel has mapped.
+    let headers = unsafe { std::slice::from_raw_parts(at, count) };
+    let address = |kind: u32| {
+        let mut all = headers.iter().filter(|header| header.p_type == kind);
+        all.next().map(|header| header.p_vaddr as usize)
+    };
+    // The headers are where they say, unless the program was moved.
+    let base = address(libc::PT_PHDR).map_or(0, |linked| (at as usize).wrapping_sub(linked));
+    let section = address(libc::PT_DYNAMIC).map_or(std::ptr::null(), |linked| {
+        base.wrapping_add(linked) as *const Dynamic
+    });
+    // SAFETY: the program's own dynamic section; what it says of debuggers is the dynamic linker's
+    // structure: its version, then the first object.
+    unsafe {
+        let debug = entries(section).find(|(tag, value)| *tag == DT_DEBUG && *value != 0);
+        debug.map_or(std::ptr::null(), |(_, at)| (*(at as *const Debug)).first)
+    }
 }
 
 /// Whether the object is linked against the library of this SONAME.

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::driver::elf::{self, Symbols};
+use crate::driver::elf::{self, Dynamic, LinkMap, Symbols};
 use crate::ground::errno::Preserve;
 
 /// The C library's own; null until [`find_real`].
@@ -104,12 +104,63 @@ pub(crate) fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
 }
 
 /// Finds the C library's `dlsym` and `dlvsym`.
+///
+/// Whoever wraps functions of the C library may look them up before it can be called itself: to
+/// iterate over the objects by the C library's function would be such a call. So the dynamic
+/// linker's list of them is read. It is before `main`, as a rule, and nobody unloads anything.
 pub(crate) fn find_real() {
     if !REAL_DLSYM.load(Ordering::Acquire).is_null() {
         return;
     }
-    REAL_DLVSYM.store(in_c_library(c"dlvsym"), Ordering::Release);
-    REAL_DLSYM.store(in_c_library(c"dlsym"), Ordering::Release);
+    let find = |name: &CStr| {
+        let listed = in_listed_c_library(name);
+        if listed.is_null() {
+            in_c_library(name)
+        } else {
+            listed
+        }
+    };
+    REAL_DLVSYM.store(find(c"dlvsym"), Ordering::Release);
+    REAL_DLSYM.store(find(c"dlsym"), Ordering::Release);
+}
+
+unsafe extern "C" {
+    /// The dynamic section of this library, by the linker.
+    static _DYNAMIC: Dynamic;
+}
+
+/// A function of the C library, by the dynamic linker's list; null where that does not have it, or
+/// has not us: then we are in another link namespace, with a C library of its own.
+fn in_listed_c_library(name: &CStr) -> *mut c_void {
+    let (mut next, mut own) = (elf::first_object(), false);
+    let mut found: *mut c_void = std::ptr::null_mut();
+    while !next.is_null() {
+        // SAFETY: an object of the list, which none leaves meanwhile.
+        let object = unsafe { &*next };
+        next = object.next;
+        own |= std::ptr::eq(object.section, &raw const _DYNAMIC);
+        // SAFETY: names are NUL-terminated.
+        if !found.is_null() || object.name.is_null() || !unsafe { is_c_library(object.name) } {
+            continue;
+        }
+        // SAFETY: the object is mapped as the list says.
+        if let Some(symbols) = unsafe { Symbols::at(object.address, object.section) } {
+            found = symbols.find(name);
+        }
+    }
+    if own { found } else { std::ptr::null_mut() }
+}
+
+/// Whether a file is the C library (which since 2.34 is all of it), libdl or libpthread.
+///
+/// # Safety
+/// The name is NUL-terminated.
+unsafe fn is_c_library(path: *const c_char) -> bool {
+    const FILES: [&[u8]; 4] = [b"libc.so", b"libc-", b"libdl", b"libpthread"];
+    // SAFETY: as the caller promises.
+    let name = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let file = name.rsplit(|byte| *byte == b'/').next().unwrap_or(name);
+    FILES.iter().any(|start| file.starts_with(start))
 }
 
 struct Search<'a> {
@@ -129,23 +180,16 @@ pub(crate) fn in_c_library(name: &CStr) -> *mut c_void {
     search.found
 }
 
-/// Looks into one loaded object: the C library (which since 2.34 is all of it), libdl or
-/// libpthread.
+/// Looks into one loaded object, if it is one of the C library's.
 unsafe extern "C" fn visit(
     info: *mut libc::dl_phdr_info,
     _size: usize,
     data: *mut c_void,
 ) -> c_int {
-    const FILES: [&[u8]; 4] = [b"libc.so", b"libc-", b"libdl", b"libpthread"];
     // SAFETY: the dynamic linker hands us a valid object description and our own data.
     let (info, search) = unsafe { (&*info, &mut *data.cast::<Search<'_>>()) };
-    if info.dlpi_name.is_null() {
-        return 0;
-    }
     // SAFETY: a NUL-terminated name.
-    let name = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
-    let file = name.rsplit(|byte| *byte == b'/').next().unwrap_or(name);
-    if !FILES.iter().any(|start| file.starts_with(start)) {
+    if info.dlpi_name.is_null() || !unsafe { is_c_library(info.dlpi_name) } {
         return 0;
     }
     // SAFETY: the object is mapped while the dynamic linker iterates over it.
@@ -204,14 +248,6 @@ pub(crate) fn look_up(handle: *mut c_void, name: &CStr, version: *const c_char) 
             std::mem::transmute::<*mut c_void, Dlvsym>(at)(handle, name.as_ptr(), version)
         }
     }
-}
-
-/// The beginning of the dynamic linker's description of an object, which is what its handles point
-/// to. ABI: the public part of `link_map`.
-#[repr(C)]
-pub struct LinkMap {
-    address: usize,
-    pub(crate) name: *const c_char,
 }
 
 /// The handle of this library, which a program holds that has opened the driver by its SONAME. Null

@@ -2,8 +2,8 @@
 //! call that takes device memory, whatever it makes of it.
 //!
 //! A call is tried first. Where the driver has no memory for it, what was reserved for it has been
-//! given back, and nothing is held, the arbiter is asked what the job could come to have if
-//! everybody left who may:
+//! given back, and nothing is held. What takes more than the whole device is refused. For the rest
+//! the arbiter is asked what the job could come to have if everybody left who may:
 //!
 //! * *less than the call takes*: it is refused at once, with the reason in the journal, and nobody
 //!   leaves for it;
@@ -118,6 +118,10 @@ fn insist(
         return first;
     }
     let needs = short.lacks.get().map_or(needs, Needs::Bytes);
+    if let Some(total_bytes) = is_beyond(meter, needs) {
+        report(meter, needs, total_bytes, false);
+        return first;
+    }
     let mut space = SpaceWait::begin(meter, needs, here());
     let mut result = first;
     while result == CUresult::CUDA_ERROR_OUT_OF_MEMORY
@@ -127,6 +131,30 @@ fn insist(
         result = attempt(short);
     }
     result
+}
+
+/// All that the device has, where that is less than a call takes: nobody needs to be asked.
+fn is_beyond(meter: &Meter, needs: Needs) -> Option<u64> {
+    let Needs::Bytes(bytes) = needs else {
+        return None;
+    };
+    let total = |grant: &channel::DeviceGrant| grant.physical_total_bytes();
+    let grant = meter.attached().end.arbiter.device(meter.device());
+    // 0: the arbiter does not know.
+    grant.map(total).filter(|total| (1..bytes).contains(total))
+}
+
+/// Says in the journal why a call is refused.
+fn report(meter: &Meter, needs: Needs, most_bytes: u64, context: bool) {
+    let (Needs::Bytes(wanted_bytes) | Needs::UpTo(wanted_bytes)) = needs;
+    let event = Event::NoSpace {
+        wanted_bytes,
+        most_bytes,
+        context: context || matches!(needs, Needs::UpTo(_)),
+    };
+    // CAST: an index of a page, below MAX_DEVICES.
+    let device = meter.device() as u32;
+    meter.attached().end.client.write_record(device, event);
 }
 
 // CAST: half a minute.
@@ -302,7 +330,7 @@ impl SpaceWait {
             Needs::Bytes(_) => self.met_ns.is_some_and(|since| now > since + MET_NS),
         };
         if there {
-            self.report(self.claimed, matches!(self.needs, Needs::UpTo(_)));
+            report(&self.meter, self.needs, self.claimed, false);
             return false;
         }
         if heard.answers(self.asked) && self.claimed > heard.most_bytes {
@@ -323,7 +351,7 @@ impl SpaceWait {
             Verdict::Refuse => {
                 self.refusals += 1;
                 if self.refusals >= REFUSALS {
-                    self.report(heard.most_bytes, false);
+                    report(&self.meter, self.needs, heard.most_bytes, false);
                     return false;
                 }
                 self.ask(now);
@@ -332,7 +360,7 @@ impl SpaceWait {
                 let waited = now.saturating_sub(self.asked_ns);
                 if heard.answers(self.asked) {
                     if waited > CONFIRM_NS {
-                        self.report(heard.most_bytes, false);
+                        report(&self.meter, self.needs, heard.most_bytes, false);
                         return false;
                     }
                 } else if waited > ANSWER_NS {
@@ -361,19 +389,6 @@ impl SpaceWait {
     fn withdraw(&mut self) {
         self.claimed = 0;
         self.counted = None;
-    }
-
-    /// Says in the journal why it is refused.
-    fn report(&self, most_bytes: u64, context: bool) {
-        let (Needs::Bytes(wanted_bytes) | Needs::UpTo(wanted_bytes)) = self.needs;
-        let event = Event::NoSpace {
-            wanted_bytes,
-            most_bytes,
-            context: context || matches!(self.needs, Needs::UpTo(_)),
-        };
-        // CAST: an index of a page, below MAX_DEVICES.
-        let device = self.meter.device() as u32;
-        self.meter.attached().end.client.write_record(device, event);
     }
 }
 
