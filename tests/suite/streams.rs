@@ -204,6 +204,34 @@ fn marks_are_few_on_many_streams_as_on_one() {
     host.run.ended_well();
 }
 
+/// Kernels of a microsecond, of which one more or less in flight is nothing: so that marks are a
+/// small part of the calls however many streams there are, and also behind a window.
+#[test]
+fn marks_are_few_under_a_window_on_any_number_of_streams() {
+    const KERNELS: u64 = 25_600;
+    for streams in [1, 8, 16, 64, 65, 128] {
+        let mut host = Host::start(&[], false);
+        host.bound(2000);
+        // More at first, until it is known what the kernels take; and where the machine is busy.
+        let mut seen = Vec::new();
+        let few = (0..12).any(|_| {
+            let before = host.marks();
+            host.says(&format!("turns {streams} {KERNELS} 1"), "0");
+            host.says("sync", "0");
+            let marks = host.marks() - before;
+            seen.push(marks);
+            marks * 20 <= KERNELS
+        });
+        println!("now: {streams} streams: {seen:?} marks for {KERNELS} kernels each time");
+        assert!(
+            few,
+            "{streams} streams: {seen:?} marks for {KERNELS} kernels"
+        );
+        host.has_nothing_in_flight();
+        host.run.ended_well();
+    }
+}
+
 #[test]
 fn more_streams_than_can_be_followed_wait_for_each_other() {
     let mut host = Host::start(&[], false);

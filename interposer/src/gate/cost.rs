@@ -70,12 +70,17 @@ pub(crate) fn quickly(signature: u32, unknown_ns: i32) -> i32 {
 /// What a submission takes, if it or one of its class is known.
 pub(crate) fn of(seen: Seen) -> Option<u32> {
     let here = near(seen.signature);
-    if let Some(ns) = ns_of(here.load(Relaxed), seen.signature) {
-        return Some(ns);
-    }
-    let ns = places(seen.class).find_map(|place| ns_of(place.load(Relaxed), seen.class))?;
+    // What one stream has taught of the class is so for the others.
+    let Some(ns) = of_class(seen.class) else {
+        return ns_of(here.load(Relaxed), seen.signature);
+    };
     here.store(word(seen.signature, ns), Relaxed);
     Some(ns)
+}
+
+/// What is known of a class.
+pub(crate) fn of_class(class: u32) -> Option<u32> {
+    places(class).find_map(|place| ns_of(place.load(Relaxed), class))
 }
 
 /// One submission was seen to take so long.
@@ -98,6 +103,34 @@ pub(crate) fn learn(signature: u32, class: u32, took_ns: u64) {
     }
     if signature != 0 {
         near(signature).store(word(signature, ns), Relaxed);
+    }
+}
+
+/// A submission that has a mark of its own.
+#[derive(Clone, Copy)]
+pub(crate) struct SoloSample {
+    pub(crate) signature: u32,
+    pub(crate) class: u32,
+    /// Nobody knows what it takes; its weight is a guess.
+    pub(crate) guessed: bool,
+}
+
+impl SoloSample {
+    /// As a word that is not 0: classes are even.
+    pub(crate) fn word(self) -> u64 {
+        u64::from(self.signature) << 32 | u64::from(self.class) | u64::from(self.guessed)
+    }
+
+    pub(crate) fn from_word(word: u64) -> Option<Self> {
+        (word != 0).then_some(Self {
+            signature: (word >> 32) as u32, // CAST: both halves.
+            class: word as u32 & !1,
+            guessed: word & 1 == 1,
+        })
+    }
+
+    pub(crate) fn learn(self, took_ns: u64) {
+        learn(self.signature, self.class, took_ns);
     }
 }
 

@@ -26,17 +26,18 @@ use shim_ffi::*;
 
 use crate::attachment::client::{self, Attached};
 use crate::driver::real;
+use crate::gate::cost::SoloSample;
 use crate::gate::failure::{after_error, is_final};
 use crate::gate::lookers::Lookers;
-use crate::gate::pace::{RING, SoloSample, StreamRate};
+use crate::gate::pace::{RING, StreamRate};
 use crate::gate::signature::Seen;
 use crate::gate::slots::{self, Slot};
 use crate::gate::streams::{LEGACY, PER_THREAD};
-use crate::gate::{capture, cost, follow, patience, registration};
+use crate::gate::{capture, cost, follow, patience, registration, throughput};
 use crate::ground::clock::{now_ns, pause};
 use crate::ground::process;
 use crate::ground::stretch::{Of, here};
-use crate::ground::thread::{BATCH, MOST_CREDIT, Thread, thread};
+use crate::ground::thread::{MOST_CREDIT, RECENT, SET, Thread, thread};
 
 /// Most submissions per mark.
 const LARGEST_BATCH: u64 = 1024;
@@ -44,6 +45,11 @@ const LARGEST_BATCH: u64 = 1024;
 pub(crate) const FIRST_BUDGET_NS: u64 = 20_000;
 /// Least device time that is worth a mark.
 const LEAST_BUDGET_NS: u64 = 2_000;
+/// Device time between two marks of a stream, where the thread uses several and what is in flight
+/// is bounded: some dozen of the shortest kernels.
+const SPREAD_NS: u64 = 125_000;
+/// Phases in which such streams are marked.
+const PHASES: u64 = 16;
 /// One batch in so many is followed by a mark of a single submission.
 const MARKS_PER_SAMPLE: u32 = 8;
 /// Time per mark where nothing bounds what is in flight.
@@ -244,19 +250,13 @@ fn in_turn(thread: &Thread, index: usize) -> bool {
 fn enter(thread: &Thread, attached: &'static Attached, index: usize) {
     let slot = slots::at(index);
     if slot.batch.load(Ordering::Relaxed) != thread.batch.get() {
-        if thread.streams.get() as usize == BATCH {
-            for other in batch(thread) {
-                mark(thread, attached, other, Covers::Work(None), false);
-            }
-            end_batch(thread, attached, true);
-        }
         let Some(mut holding) = slots::hold(index, thread.who.get()) else {
             return;
         };
         holding.set_open(true);
         slot.batch.store(thread.batch.get(), Ordering::Relaxed);
         slot.spent_ns.store(0, Ordering::Relaxed);
-        allow(thread, attached, index);
+        allow(thread, attached, index, phase(thread, attached, index));
         slots::rate(index)
             .let_in_ns
             .fetch_max(thread.let_in_ns.get(), Ordering::Relaxed);
@@ -274,33 +274,61 @@ fn enter(thread: &Thread, attached: &'static Attached, index: usize) {
     thread.stream_place.set(slots::place(index));
 }
 
-/// Sets the weight that may go to a stream between two of its marks. Little where marks are to
-/// bound what is in flight and nobody knows yet how fast it gets on.
-fn allow(thread: &Thread, attached: &Attached, index: usize) {
+/// Sets the weight that may go to a stream between two of its marks, or so many [`PHASES`] of it.
+/// Little where marks are to bound what is in flight and nobody knows yet how fast it gets on.
+fn allow(thread: &Thread, attached: &Attached, index: usize, phases: u64) {
     let rate = slots::rate(index);
     let ns = match window_us(thread, attached) {
         1.. if !rate.is_known() => FIRST_BUDGET_NS,
-        _ => rate.weight_of(aim_ns(thread, attached, index)),
+        _ => rate.weight_of(aim_ns(thread, attached, index)) / PHASES * phases,
     };
     let most_ns = MOST_CREDIT as u64; // CAST: not negative.
     let ns = ns.clamp(LEAST_BUDGET_NS, most_ns);
     slots::at(index).allowance_ns.store(ns, Ordering::Relaxed);
 }
 
+/// After which part of its allowance a stream is marked first. A program that goes round many
+/// streams has all of them come to the end of theirs together: then nothing is known of any for
+/// long, and all is to be marked at once.
+fn phase(thread: &Thread, attached: &Attached, index: usize) -> u64 {
+    match is_spread(thread, attached) {
+        // Neighbours far from each other.
+        true => (index as u64 * 7) % PHASES + 1,
+        false => PHASES,
+    }
+}
+
+/// Streams of the thread in this batch, or the last one.
+fn own_streams(thread: &Thread) -> u64 {
+    u64::from(thread.streams.get().max(thread.last_streams.get()).max(1))
+}
+
+/// Whether what is in flight is bounded, and the thread has several streams. Then each is marked
+/// when it has had its part, and not all of them together: what is known of one says how far the
+/// device is with the others, see [`ahead_ns`].
+fn is_spread(thread: &Thread, attached: &Attached) -> bool {
+    own_streams(thread) > 1 && window_us(thread, attached) != 0
+}
+
 fn put(thread: &Thread, index: usize) {
-    let streams = thread.streams.get();
-    if let Some(place) = thread.touched.get(streams as usize) {
-        place.set(index as u16); // CAST: below the number of slots.
-        thread.streams.set(streams + 1);
+    if let Some(bits) = thread.touched.get(index / 64)
+        && bits.get() & 1 << (index % 64) == 0
+    {
+        bits.set(bits.get() | 1 << (index % 64));
+        thread.streams.set(thread.streams.get() + 1);
     }
 }
 
 /// The slots of the batch, as they are now.
 fn batch(thread: &Thread) -> impl Iterator<Item = usize> + Clone + use<> {
     // PANIC: of that length.
-    let places: [u16; BATCH] = std::array::from_fn(|at| thread.touched[at].get());
-    let streams = thread.streams.get() as usize;
-    places.into_iter().take(streams).map(usize::from)
+    let words: [u64; SET] = std::array::from_fn(|at| thread.touched[at].get());
+    words.into_iter().enumerate().flat_map(|(word, bits)| {
+        let rest = |bits: &u64| Some(bits & bits.wrapping_sub(1));
+        std::iter::successors(Some(bits), rest)
+            .take_while(|bits| *bits != 0)
+            .map(move |bits| word * 64 + bits.trailing_zeros() as usize)
+    })
 }
 
 /// A slot for the thread's stream. Where marks are outstanding in all of them, that is as many
@@ -509,7 +537,8 @@ fn allowance_ns(thread: &Thread) -> u64 {
 
 /// After a wait at the gate: the first marks come soon, so that the device's pace is learnt anew.
 pub(crate) fn begin_slice(thread: &Thread, attached: &Attached) {
-    let budget_ns = thread.budget_ns.get().min(FIRST_BUDGET_NS);
+    let first_ns = FIRST_BUDGET_NS * own_streams(thread);
+    let budget_ns = thread.budget_ns.get().min(first_ns);
     thread.budget_ns.set(budget_ns);
     let now_ns = now_ns();
     thread.let_in_ns.set(now_ns);
@@ -572,9 +601,10 @@ pub(crate) fn settle(
         // It may be known by now how fast the stream gets on.
         if own(thread) == Some(index)
             && (window_us(thread, attached) == 0
+                || is_spread(thread, attached)
                 || slots::at(index).allowance_ns.load(Ordering::Relaxed) == FIRST_BUDGET_NS)
         {
-            allow(thread, attached, index);
+            allow(thread, attached, index, PHASES);
         }
     }
     thread.marks_since_apart.set(match solo {
@@ -607,7 +637,7 @@ fn end_batch(thread: &Thread, attached: &Attached, keep: bool) {
     }
     let here_ns = thread.spent_ns().saturating_sub(thread.entered_ns.get());
     thread.entered_ns.set(left_ns);
-    thread.set_spent_ns(if keep { left_ns + here_ns } else { left_ns });
+    thread.settle_to(if keep { left_ns + here_ns } else { left_ns });
     if thread.spent_ns() == 0 {
         all_marked(thread, attached);
     }
@@ -642,7 +672,8 @@ fn mark(thread: &Thread, attached: &Attached, index: usize, covers: Covers, spac
     let (slot, now) = (slots::at(index), now_ns());
     follow::look(attached, index, word, &holding, false);
     follow::note(word);
-    slots::rate(index).observe(word, now, false);
+    look_back(thread, attached, now);
+    slots::rate(index).observe(word, thread.reached_ns.get(), now, false);
     let weight_ns = slot.spent_ns.load(Ordering::Relaxed);
     let behind = word.issued().wrapping_sub(word.done());
     if weight_ns == 0 || space && behind >= follow::space() {
@@ -660,12 +691,22 @@ fn mark(thread: &Thread, attached: &Attached, index: usize, covers: Covers, spac
         after_error(result);
         return false;
     };
-    slots::rate(index).issued(mark, weight_ns, solo, now);
+    let upto_ns = thread.submitted_ns();
+    slots::rate(index).issued(mark, weight_ns, solo, upto_ns, now);
+    note_recent(thread, index);
+    if let Some(sample) = solo
+        && let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1)
+    {
+        throughput::of(device).sample(sample, weight_ns);
+    }
+    if host_wait && let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1) {
+        throughput::of(device).note_idle();
+    }
     slot.spent_ns.store(0, Ordering::Relaxed);
     holding.set_open(own(thread) == Some(index));
     drop(holding);
     let spent_ns = thread.spent_ns().saturating_sub(weight_ns);
-    thread.set_spent_ns(spent_ns);
+    thread.settle_to(spent_ns);
     thread
         .entered_ns
         .set(thread.entered_ns.get().saturating_sub(weight_ns));
@@ -761,7 +802,7 @@ fn give_up(attached: &Attached, index: usize, word: &StreamSlot, holding: Holdin
         let (made, result) = make(attached, index, word, false, &holding);
         if let Some(mark) = made {
             let rate = slots::rate(index);
-            rate.issued(mark, 0, None, now_ns());
+            rate.issued(mark, 0, None, 0, now_ns());
         }
         slots::retire(index, holding);
         after_error(result);
@@ -793,6 +834,18 @@ fn adapt(thread: &Thread, attached: &Attached) {
     let keeps_up = slot.issued().wrapping_sub(slot.done()) <= 1;
     let grows = keeps_up || window_us(thread, attached) == 0;
     let aim_ns = aim_ns(thread, attached, index);
+    // Twice what its streams are allowed one by one: so that those are marked, too, that the
+    // program has turned away from.
+    if is_spread(thread, attached) {
+        let rate = slots::rate(index);
+        let one_ns = match rate.is_known() {
+            true => rate.weight_of(aim_ns).max(LEAST_BUDGET_NS),
+            false => FIRST_BUDGET_NS,
+        };
+        let all_ns = 2 * own_streams(thread) * one_ns.min(UNBOUND_NS * 1024);
+        thread.budget_ns.set(all_ns);
+        return;
+    }
     let others = batch(thread).filter(|other| *other != index);
     let streams = others.chain([index]).map(|at| slots::rate(at));
     let weight_ns = StreamRate::weight_together(streams, aim_ns);
@@ -804,8 +857,8 @@ fn adapt(thread: &Thread, attached: &Attached) {
 }
 
 /// Time between two marks of a stream: an eighth of the window, few enough to cost nothing, often
-/// enough to bound what is in flight. Where many streams have work in flight their batches share
-/// the window.
+/// enough to bound what is in flight. Where many streams have work in flight the threads share the
+/// window.
 ///
 /// Where there is none the marks of many streams are as many as those of eight, and the next mark
 /// of a stream comes twice as late for each that the device has yet to pass. Otherwise a device
@@ -820,7 +873,16 @@ fn aim_ns(thread: &Thread, attached: &Attached, index: usize) -> u64 {
             let doubled = behind.saturating_sub(1).min(MOST_DOUBLED);
             (UNBOUND_NS * u64::from(streams / 8).max(1)) << doubled
         }
-        eighth_ns => eighth_ns / u64::from(thread.crowd.get() / 8).max(1),
+        eighth_ns => {
+            let own = own_streams(thread);
+            let others = u64::from(thread.crowd.get()).saturating_sub(own);
+            let ns = if own > 1 {
+                SPREAD_NS.min(eighth_ns * 2)
+            } else {
+                eighth_ns
+            };
+            ns / (others / 8).max(1)
+        }
     }
 }
 
@@ -878,7 +940,7 @@ pub(crate) fn learn(thread: &Thread, attached: &Attached) {
             thread.asked_ns.set(now_ns());
             settle_if_over(attached, index, word, &holding);
         }
-        slots::rate(index).observe(word, now_ns(), true);
+        slots::rate(index).observe(word, thread.reached_ns.get(), now_ns(), true);
     }
 }
 
@@ -890,6 +952,78 @@ fn in_flight_ns(attached: &Attached, device: usize) -> u64 {
         .filter(|(_, word)| !word.is_idle() && word.is_on(device))
         .map(|(index, word)| slots::rate(index).queued_ns(word))
         .fold(0, u64::saturating_add)
+}
+
+/// Whether the thread has submitted more than `most_ns` by weight since the youngest of its marks
+/// that have passed. A device begins what it is given in that order, on whichever streams; what is
+/// left of it on others is no more than they may have between two of their own marks.
+fn is_ahead(thread: &Thread, attached: &Attached, most_ns: u64) -> bool {
+    let ahead = || {
+        thread
+            .submitted_ns()
+            .saturating_sub(thread.reached_ns.get())
+            > most_ns
+    };
+    ahead() && {
+        look_back(thread, attached, now_ns());
+        ahead()
+    }
+}
+
+/// Looks which of the thread's last marks has passed, the youngest first, and counts what the
+/// device has done by then. A mark on whichever stream tells it of all that was submitted before:
+/// what is not over of that is not much.
+fn look_back(thread: &Thread, attached: &Attached, now_ns: u64) {
+    let on = thread.device_plus_one.get();
+    let Some(device) = (on as usize).checked_sub(1) else {
+        return;
+    };
+    let submitted_ns = thread.submitted_ns();
+    let counted_ns = thread.counted_ns.replace(submitted_ns);
+    if thread.reached_on.replace(on) != on {
+        // What went to another device has nothing to do with this one.
+        thread.reached_ns.set(submitted_ns);
+        return;
+    }
+    let together = throughput::of(device);
+    together.submit(submitted_ns.saturating_sub(counted_ns));
+    let reached_ns = thread.reached_ns.get();
+    let (mut youngest_ns, mut then_ns, mut idle) = (reached_ns, 0, true);
+    let newest = thread.recent_marks.get() as usize;
+    for step in 1..=RECENT {
+        // PANIC: the modulus is the length.
+        let recent = thread.recent[newest.wrapping_sub(step) % RECENT].get();
+        let Some(index) = usize::from(recent).checked_sub(1) else {
+            break;
+        };
+        if let Some(word) = attached.end.client.stream(index)
+            && slots::at(index).owner.is(thread.who.get())
+            && word.is_on(device)
+        {
+            if let Some((upto_ns, issued_ns)) = slots::rate(index).reached(word)
+                && upto_ns > youngest_ns
+            {
+                (youngest_ns, then_ns) = (upto_ns, issued_ns);
+            }
+            if word.is_idle() {
+                break;
+            }
+            idle = false;
+        }
+    }
+    thread.reached_ns.set(youngest_ns);
+    let passed_ns = youngest_ns - reached_ns;
+    // What was marked before the last look had not passed by then.
+    let then_ns = then_ns.max(thread.looked_ns.replace(now_ns));
+    together.pass(passed_ns, idle, thread.let_in_ns.get(), (then_ns, now_ns));
+}
+
+/// A mark of slot `index` is the thread's youngest.
+fn note_recent(thread: &Thread, index: usize) {
+    let marks = thread.recent_marks.get();
+    // PANIC: the modulus is the length. CAST: below the number of slots.
+    thread.recent[marks as usize % RECENT].set(index as u16 + 1);
+    thread.recent_marks.set(marks.wrapping_add(1));
 }
 
 /// Waits while more is in flight on these streams of the thread's than the window holds, which is
@@ -913,7 +1047,7 @@ fn bound(
             if let (Some(_holding), Some(word)) =
                 (slots::hold(index, thread.who.get()), client.stream(index))
             {
-                slots::rate(index).observe(word, now_ns(), false);
+                slots::rate(index).observe(word, thread.reached_ns.get(), now_ns(), false);
             }
         }
         thread.crowd.set(thread.crowd.get() / 2);
@@ -934,6 +1068,7 @@ fn bound(
     let contended = grant(thread, attached)
         .is_some_and(|grant| grant.turn_mono_ns() != 0 || grant.deadline_mono_ns() != 0);
     let mut waiting = None;
+    let spread = is_spread(thread, attached);
     for index in streams {
         let Some(word) = attached.end.client.stream(index) else {
             continue;
@@ -945,7 +1080,7 @@ fn bound(
         while let Some(holding) = slots::hold(index, thread.who.get()) {
             follow::look(attached, index, word, &holding, false);
             let now = now_ns();
-            rate.observe(word, now, false);
+            rate.observe(word, thread.reached_ns.get(), now, false);
             if word.done() != done {
                 (done, until) = (word.done(), None);
             }
@@ -959,10 +1094,14 @@ fn bound(
                 false => window_now_us(thread, attached, now),
             };
             let window_ns = u64::from(window_us) * 1000;
-            if rate.fits(word, window_ns / u64::from(crowd), now)
+            let fits = rate.fits(word, window_ns / u64::from(crowd), now)
                 || crowd > 1
                     && rate.fits(word, window_ns, now)
-                    && in_flight_ns(attached, device) <= window_ns
+                    && in_flight_ns(attached, device) <= window_ns;
+            if fits
+                && !(spread
+                    && !word.is_idle()
+                    && is_ahead(thread, attached, rate.weight_of(window_ns)))
             {
                 break;
             }

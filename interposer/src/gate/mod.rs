@@ -16,6 +16,7 @@ pub(crate) mod registration;
 pub(crate) mod signature;
 pub(crate) mod slots;
 pub(crate) mod streams;
+pub(crate) mod throughput;
 
 pub(crate) use admit::*;
 pub(crate) use streams::*;

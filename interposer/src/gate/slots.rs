@@ -213,7 +213,7 @@ pub(crate) fn take(
     slot.spent_ns.store(0, Ordering::Relaxed);
     slot.allowance_ns.store(0, Ordering::Relaxed);
     slot.flushed.store(false, Ordering::Relaxed);
-    rate(index).reset(word, now_ns);
+    rate(index).reset(word, device as usize, now_ns);
     begun(index);
     // PANIC: the modulus is the length.
     KEYS[index % STREAM_SLOTS].store(stream, Ordering::Release);

@@ -12,8 +12,11 @@ use channel::{SignatureRing, ThreadSlot};
 
 use crate::ground::stretch::{Counts, Inside, Passes, Stretch};
 
-/// Streams of a batch, see [`crate::gate::marks`].
-pub(crate) const BATCH: usize = 64;
+/// Words of a set of slots.
+pub(crate) const SET: usize = channel::STREAM_SLOTS.div_ceil(u64::BITS as usize);
+
+/// Last marks of a thread that are looked at for the youngest that has passed.
+pub(crate) const RECENT: usize = 32;
 
 /// Most credit, and what is beyond all credit. Their sum fits a word.
 pub(crate) const MOST_CREDIT: i32 = 1_000_000_000;
@@ -113,13 +116,26 @@ pub(crate) struct Thread {
     pub(crate) passes: Passes,
     /// What it is counted in while it waits.
     pub(crate) counts: Counts,
-    /// Slots of the streams of the batch.
-    pub(crate) touched: [Cell<u16>; BATCH],
+    /// Weight of what was marked or given up, ever, in nanoseconds; with what is unmarked, all that
+    /// the thread has submitted.
+    pub(crate) settled_ns: Cell<u64>,
+    /// What that sum was at the youngest mark that was seen passed, and on which device.
+    pub(crate) reached_ns: Cell<u64>,
+    pub(crate) reached_on: Cell<u32>,
+    /// When it was last looked for.
+    pub(crate) looked_ns: Cell<u64>,
+    /// The sum up to which the device's count of what was submitted knows of it.
+    pub(crate) counted_ns: Cell<u64>,
+    /// Slots of the last marks, plus one, and how many marks there were.
+    pub(crate) recent: [Cell<u16>; RECENT],
+    pub(crate) recent_marks: Cell<u32>,
+    /// Slots of the streams of the batch, as bits.
+    pub(crate) touched: [Cell<u64>; SET],
     /// Counter of a thread that nobody governs.
     pub(crate) unmanaged: ThreadSlot,
 }
 
-const _: () = assert!(size_of::<Thread>() <= 576);
+const _: () = assert!(size_of::<Thread>() <= 640);
 
 std::arch::global_asm!(
     ".section .tbss,\"awT\",@nobits",
@@ -127,9 +143,9 @@ std::arch::global_asm!(
     ".globl sublet_thread",
     ".hidden sublet_thread",
     ".type sublet_thread, @object",
-    ".size sublet_thread, 576",
+    ".size sublet_thread, 640",
     "sublet_thread:",
-    ".zero 576",
+    ".zero 640",
     ".text",
 );
 
@@ -146,7 +162,7 @@ pub(crate) fn thread<'a>() -> &'a Thread {
             at = out(reg) at,
             options(pure, readonly, nostack),
         );
-        // SAFETY: 576 zeroed, 64-aligned bytes that live as long as the thread; zero is a valid
+        // SAFETY: 640 zeroed, 64-aligned bytes that live as long as the thread; zero is a valid
         // `Thread`, and its cells are touched by this thread alone (the lifetime never leaves the
         // call that asked).
         &*at
@@ -242,6 +258,19 @@ impl Thread {
         self.spent_with_credit_ns.set(ns.wrapping_add(credit_ns));
     }
 
+    /// Weight of all that the thread has submitted, ever.
+    pub(crate) fn submitted_ns(&self) -> u64 {
+        self.settled_ns.get().wrapping_add(self.spent_ns())
+    }
+
+    /// What is left unmarked is so much; the rest is settled.
+    pub(crate) fn settle_to(&self, ns: u64) {
+        let settled_ns = self.spent_ns().saturating_sub(ns);
+        self.settled_ns
+            .set(self.settled_ns.get().wrapping_add(settled_ns));
+        self.set_spent_ns(ns);
+    }
+
     /// Lets submissions that take `ns` together pass by the fast path from here on, instead of what
     /// was left.
     pub(crate) fn give_credit(&self, ns: i32) {
@@ -261,6 +290,7 @@ impl Thread {
     pub(crate) fn begin_batch(&self) {
         self.batch.set(self.batch.get().wrapping_add(1));
         self.streams.set(0);
+        self.touched.iter().for_each(|bits| bits.set(0));
         self.renew_turn();
     }
 
@@ -275,7 +305,8 @@ impl Thread {
     /// Forgets everything that belongs to an attachment; the next submission takes the slow path.
     pub(crate) fn forget(&self) {
         self.give_credit(0);
-        self.set_spent_ns(0);
+        self.settle_to(0);
+        self.reached_on.set(0);
         self.unknown_ns.set(UNKNOWN_NS);
         self.context_known.set(false);
         self.stream.set(0);
