@@ -78,6 +78,25 @@ pub(crate) fn before_context(meaning: Context, args: &[usize]) {
     }
 }
 
+/// A call that may end a context, until dropped: no other call of ours is in one.
+pub(crate) struct Ending {
+    _leaving: Option<residency::Leaving>,
+    /// An error where memory could not be brought back; a context goes all the same.
+    _pass: Result<residency::Pass, CUresult>,
+}
+
+/// Around a call that may end a context, after [`before_context`].
+pub(crate) fn end_context(meaning: Context, args: &[usize]) -> Ending {
+    let ending = Ending {
+        _leaving: residency::leaving(),
+        _pass: residency::pass(),
+    };
+    if let (Context::DestroysGreen, Some(green)) = (meaning, args.first()) {
+        residency::green_goes(*green);
+    }
+    ending
+}
+
 /// After a call that may have changed the calling thread's context.
 pub(crate) fn after_context(meaning: Context, args: &[usize], result: CUresult) {
     let thread = thread();
@@ -93,6 +112,9 @@ pub(crate) fn after_context(meaning: Context, args: &[usize], result: CUresult) 
         registration::left();
     }
     if !result.is_ok() {
+        if let (Context::DestroysGreen, Some(green)) = (meaning, args.first()) {
+            residency::green_stays(*green);
+        }
         return;
     }
     // CAST: arguments arrive as machine words; a CUdevice is the low half.
@@ -107,6 +129,16 @@ pub(crate) fn after_context(meaning: Context, args: &[usize], result: CUresult) 
                 .and_then(|device| PRIMARY.get(device))
             {
                 primary.store(context, Ordering::Relaxed);
+            }
+        }
+        Context::Detaches => {
+            let context = args.first().copied().unwrap_or(0);
+            let handle = CUcontext(std::ptr::with_exposed_provenance_mut(context));
+            let mut version = 0;
+            // SAFETY: valid pointer to a local. The driver looks a handle up.
+            let there = unsafe { real::cuCtxGetApiVersion(handle, &raw mut version) };
+            if context != 0 && there == CUresult::CUDA_ERROR_INVALID_CONTEXT {
+                context_died(context);
             }
         }
         Context::ReleasesPrimary => {

@@ -149,6 +149,11 @@ impl Context {
         )
     }
 
+    /// Whether a context that work is done in may be gone afterwards, its memory with it or not.
+    pub const fn takes_away(self) -> bool {
+        self.may_end() || matches!(self, Self::DestroysGreen)
+    }
+
     /// Position of the device on which a context may come to be.
     pub const fn created_on(self) -> Option<u8> {
         match self {

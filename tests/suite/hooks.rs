@@ -587,7 +587,7 @@ fn parts(symbol: Symbol) -> u8 {
         Shape::Gated | Shape::GatedList => 3,
         Shape::Sync | Shape::Query => 2,
         // Whether a strict job may use its device is a part.
-        Shape::Context => 4 + u8::from(traits.context.may_end()),
+        Shape::Context => 4 + u8::from(traits.context.takes_away()),
         Shape::Tracked => {
             let capture = match traits.capture {
                 Capture::None => 0,

@@ -155,8 +155,8 @@ macro_rules! observed_context {
             // A thread that ends a context takes away what memory is moved by. One that cannot be
             // brought back goes all the same.
             let pass = MEANING
-                .may_end()
-                .then(|| ours(Symbol::$symbol, || (residency::leaving(), residency::pass())));
+                .takes_away()
+                .then(|| ours(Symbol::$symbol, || lifecycle::end_context(MEANING, &[$($arg),*])));
             let result = context::with_space(Symbol::$symbol, MEANING, &[$($arg),*], || call_words!($symbol $($arg)*));
             let _ = insist(Symbol::$symbol, || lifecycle::after_context(MEANING, &[$($arg),*], result));
             drop(pass);

@@ -16,6 +16,7 @@
 //! | `Want::space_bytes`, of a wait for memory | the same |
 //! | threads that wait for a full window | the same |
 //! | calls inside the quiesce gate | the same; until then memory stays |
+//! | threads that end a context | the same; until then evictions wait |
 //! | the row of a hook, and its answer | of no hook but that one; replaced by the next |
 //! | a permit of `sublet_pipeline_begin` | good for one restore |
 //! | who polls a gate, who looks for slots | runs out by the clock |

@@ -20,7 +20,7 @@ use channel::{Answer, MAX_DEVICES, Order, OrderState, Reason, Verb};
 use shim_ffi::CUresult;
 
 use super::engine::{self, Outcome};
-use super::{ahead, chunk, copy_streams, early, fit, last_use, quiesce, tuning};
+use super::{ahead, chunk, copy_streams, early, endings, fit, last_use, quiesce, tuning};
 use crate::attachment::client::{self, Attached};
 use crate::attachment::job::OnLoss;
 use crate::driver::spawn;
@@ -243,14 +243,33 @@ fn stand(attached: &Attached) {
 fn carry_out(attached: &'static Attached, device: usize, order: &Order) {
     let number = order.number;
     say(attached, device, number, OrderState::Working, Reason::None);
+    // Where memory could not be brought back, threads that end a context do not wait for us at the
+    // quiesce gate: none does while this order is carried out, and it is given up for one that
+    // waits.
+    let ends_by_itself = gate::quiesce::has_failed();
+    let mut held = None;
+    while ends_by_itself && held.is_none() {
+        held = endings::hold_off();
+        if held.is_none() && (now_ns() > order.deadline_mono_ns || process::exiting()) {
+            say(
+                attached,
+                device,
+                number,
+                OrderState::Refused,
+                Reason::NotDrained,
+            );
+            return;
+        }
+    }
     // A later order replaces this one.
     let given_up = || {
-        attached
-            .end
-            .arbiter
-            .device(device)
-            .and_then(channel::DeviceGrant::order)
-            .is_some_and(|now| now.number != number)
+        ends_by_itself && endings::is_awaited()
+            || attached
+                .end
+                .arbiter
+                .device(device)
+                .and_then(channel::DeviceGrant::order)
+                .is_some_and(|now| now.number != number)
             || !client::current().is_some_and(|now| std::ptr::eq(now, attached))
     };
     gate::quiesce::set_away(device, true);
@@ -354,13 +373,20 @@ fn brought(device: usize, outcome: Outcome) -> Outcome {
 
 /// Brings everything back without an order.
 fn unsupervised(attached: &'static Attached) {
+    // As in `carry_out`; asked for again at the next look.
+    let ends_by_itself = gate::quiesce::has_failed();
+    let held = ends_by_itself.then(endings::hold_off);
+    if matches!(held, Some(None)) {
+        return;
+    }
     BUSY.store(true, Ordering::Release);
     let until_ns = now_ns() + tuning::UNSUPERVISED.as_nanos() as u64; // CAST: half a minute.
     // An arbiter that has come meanwhile is to decide.
     let given_up = || {
         let now = now_ns();
         attached.look_after(now);
-        !client::current().is_some_and(|now| std::ptr::eq(now, attached))
+        ends_by_itself && endings::is_awaited()
+            || !client::current().is_some_and(|now| std::ptr::eq(now, attached))
     };
     for device in 0..MAX_DEVICES {
         if let Outcome::Refused(Reason::DeviceMemory) | Outcome::Failed(..) =

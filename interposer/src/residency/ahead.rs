@@ -7,80 +7,36 @@
 //! leave first, within the host budget, with pauses, and none while a stream is being captured.
 //!
 //! The quiesce gate is open meanwhile, so nothing of the program's may depend on us but one thing:
-//! a context is not destroyed while pages are being locked in it. A thread that is about to destroy
-//! one waits for the chunk that is under way, milliseconds.
+//! a context is not destroyed while pages are being locked in it ([`endings`]). A thread that is
+//! about to destroy one waits for the chunk that is under way, milliseconds.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::chunk::{self, Place};
 use super::copy_streams::enter;
 use super::host_copy::HostCopy;
 use super::permit::Permits;
-use super::{host, last_use, tuning};
+use super::{endings, host, last_use, tuning};
 use crate::attachment::client::Attached;
 use crate::gate::{capture, quiesce};
-use crate::ground::clock;
 use crate::ground::process;
 
-/// A chunk's pages are being locked.
-static LOCKING: AtomicBool = AtomicBool::new(false);
-/// Threads of the program that are about to destroy a context, or do.
-static LEAVING: AtomicU32 = AtomicU32::new(0);
-/// TIMEOUT: how long a context's end waits for one chunk: 64 MiB at 30 MB/s. After that the driver
-/// decides.
-const LOCKED: Duration = Duration::from_secs(2);
 /// TIMEOUT: how long a copy that is made ready waits for its turn, with a context's end waiting for
 /// it.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Host memory is left alone where there would be less of it after a chunk, in chunks.
 const SPARE_CHUNKS: u64 = 8;
 
-/// In a forked child.
-pub(super) fn forget() {
-    LOCKING.store(false, Ordering::Relaxed);
-    LEAVING.store(0, Ordering::Relaxed);
-}
-
-/// Around a call that may destroy a context.
-#[derive(Debug)]
-pub(crate) struct Leaving(());
-
-/// From here on no pages are locked in any context; `None` where nothing of this process can be
-/// moved.
-pub(crate) fn leaving() -> Option<Leaving> {
-    if !super::active() {
-        return None;
-    }
-    // SYNC(ahead): this addition and the agent's store are in one order, so that of the two one
-    // sees the other.
-    LEAVING.fetch_add(1, Ordering::SeqCst);
-    let nap = Duration::from_micros(500);
-    for _ in 0..LOCKED.as_micros() / nap.as_micros() {
-        if !LOCKING.load(Ordering::SeqCst) {
-            break;
-        }
-        clock::pause(nap);
-    }
-    Some(Leaving(()))
-}
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        LEAVING.fetch_sub(1, Ordering::Release);
-    }
-}
-
 /// Makes one host copy; false where there is none to be made.
 pub(super) fn step(attached: &Attached) -> bool {
     if !attached.end.arbiter.residency().prepare || !tuning::pins() || process::exiting() {
         return false;
     }
-    LOCKING.store(true, Ordering::SeqCst);
-    let free = LEAVING.load(Ordering::SeqCst) == 0 && !quiesce::is_closed() && !capture::any();
-    let made = free && make_one(attached.end.arbiter.host_budget_bytes());
-    LOCKING.store(false, Ordering::Release);
-    made
+    let Some(_held) = endings::try_hold_off() else {
+        return false;
+    };
+    let free = !quiesce::is_closed() && !capture::any();
+    free && make_one(attached.end.arbiter.host_budget_bytes())
 }
 
 fn make_one(budget: u64) -> bool {

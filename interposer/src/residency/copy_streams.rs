@@ -7,7 +7,7 @@ use std::time::Duration;
 use channel::Reason;
 use shim_ffi::*;
 
-use super::{beginnings, chunk};
+use super::{beginnings, chunk, endings};
 use crate::attachment::client;
 use crate::driver::real;
 use crate::gate::{capture, context};
@@ -64,12 +64,38 @@ static CONTEXTS: Mutex<Vec<Context>> = Mutex::new(Vec::new());
 /// Devices that may touch the memory of another one: (who touches, whose), by ordinal.
 static PEERS: Mutex<Vec<(i32, i32)>> = Mutex::new(Vec::new());
 
+/// Not to be asked with the table of chunks locked.
 fn contexts<T>(act: impl FnOnce(&mut Vec<Context>) -> T) -> T {
-    let mut all = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
-    for (ordinal, context) in context::take_found() {
-        note(&mut all, ordinal, context);
+    let found = context::take_found();
+    let answer = {
+        let mut all = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        for (ordinal, context) in &found {
+            note(&mut all, *ordinal, *context);
+        }
+        act(&mut all)
+    };
+    for (ordinal, context) in found {
+        adopt(ordinal, context);
     }
-    act(&mut all)
+    answer
+}
+
+/// Memory of a device whose last context has gone is copied in the next one that it has.
+fn adopt(ordinal: i32, context: usize) {
+    chunk::with(|chunks| {
+        let orphans = chunks.all.values_mut().filter(|chunk| {
+            chunk.context == 0 && chunk.ordinal == ordinal && !chunk.mappings.is_empty()
+        });
+        let devices: Vec<usize> = orphans
+            .map(|chunk| {
+                chunk.context = context;
+                chunk.device
+            })
+            .collect();
+        if let Some(device) = devices.first() {
+            chunks.publish(*device);
+        }
+    });
 }
 
 fn note(all: &mut Vec<Context>, ordinal: i32, context: usize) {
@@ -99,11 +125,25 @@ pub(super) fn driver_can() -> bool {
 /// A context in which the program works: its streams have to be done before anything moves.
 pub(super) fn note_context(ordinal: i32, context: usize) {
     contexts(|all| note(all, ordinal, context));
+    adopt(ordinal, context);
 }
 
-/// After a context has gone. Chunks that were copied in it are copied in another one of their
-/// device from now on.
+/// After a context has gone, and what was pinned in it is pinned no longer. Chunks that were copied
+/// in it are copied in another one of their device from now on.
 pub(super) fn context_died(context: usize) {
+    chunk::with(|chunks| {
+        let of_it = chunks.all.values_mut();
+        for chunk in of_it.filter(|chunk| chunk.context == context) {
+            if let Some(host_copy) = &mut chunk.host_copy {
+                host_copy.unpinned();
+            }
+        }
+    });
+    use_no_more(context);
+}
+
+/// Nothing is done in a context any more.
+fn use_no_more(context: usize) {
     let left: Vec<(i32, usize)> = contexts(|all| {
         all.retain(|known| known.context != context);
         all.iter()
@@ -118,6 +158,37 @@ pub(super) fn context_died(context: usize) {
             }
         }
     });
+}
+
+/// The context that a green context is to most calls; 0: it is none.
+fn of_green(green: usize) -> usize {
+    let mut context = CUcontext::NULL;
+    let green = CUgreenCtx(std::ptr::with_exposed_provenance_mut(green));
+    // SAFETY: valid pointer to a local; a handle that the program is about to use itself.
+    let result = unsafe { real::cuCtxFromGreenCtx(&raw mut context, green) };
+    if result.is_ok() { context.0.addr() } else { 0 }
+}
+
+/// Before a green context ends. Nothing is done in it any more; memory that was allocated in it
+/// stays, for what goes is a part of the multiprocessors. Inside the quiesce gate.
+pub(crate) fn green_goes(green: usize) {
+    if super::active() {
+        use_no_more(of_green(green));
+    }
+}
+
+/// After a green context that was to end has not.
+pub(crate) fn green_stays(green: usize) {
+    let context = of_green(green);
+    let mut device = CUdevice::default();
+    let handle = CUcontext(std::ptr::with_exposed_provenance_mut(context));
+    if !super::active() || context == 0 {
+        return;
+    }
+    // SAFETY: valid pointer to a local; a live context.
+    if unsafe { real::cuCtxGetDevice_v2(&raw mut device, handle) }.is_ok() {
+        note_context(device.0, context);
+    }
 }
 
 /// A live context of the device; 0: none is known.
@@ -236,6 +307,30 @@ pub(super) fn enter(context: usize) -> Step<CopyStreams> {
     Ok(copy_streams)
 }
 
+/// As [`enter`] for a context of which it is not certain that it is there: one that has gone in a
+/// way that we have not seen is forgotten.
+fn enter_if_there(context: usize) -> Step<Option<CopyStreams>> {
+    match enter(context) {
+        Ok(copy_streams) => Ok(Some(copy_streams)),
+        Err(Stopped {
+            status: CUresult::CUDA_ERROR_INVALID_CONTEXT | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+            ..
+        }) => {
+            context_died(context);
+            Ok(None)
+        }
+        Err(stopped) => Err(stopped),
+    }
+}
+
+/// Whether an event of ours is there, in a context that is.
+fn keeps(context: usize, event: CUevent) -> bool {
+    contexts(|all| {
+        let known = all.iter().find(|known| known.context == context);
+        known.is_some_and(|known| known.copy_streams.is_some_and(|ours| ours.event == event))
+    })
+}
+
 /// Remembers the kernel that was loaded into a context.
 pub(super) fn keep_kernel(context: usize, hash: CUfunction) {
     contexts(|all| {
@@ -248,7 +343,11 @@ pub(super) fn keep_kernel(context: usize, hash: CUfunction) {
 }
 
 /// Asks until `ask` says something other than "not ready", with naps that grow a little.
-fn poll(deadline_ns: u64, given_up: &dyn Fn() -> bool, ask: impl Fn() -> CUresult) -> Step<()> {
+fn poll(
+    deadline_ns: u64,
+    given_up: &dyn Fn() -> bool,
+    mut ask: impl FnMut() -> CUresult,
+) -> Step<()> {
     let mut nap = Duration::from_micros(10);
     loop {
         match ask() {
@@ -266,8 +365,9 @@ fn poll(deadline_ns: u64, given_up: &dyn Fn() -> bool, ask: impl Fn() -> CUresul
     }
 }
 
-/// As [`drain`], with the quiesce gate open, where captures may begin at any time: what would
-/// invalidate one is done while none can, and what waits disturbs none.
+/// As [`drain`], with the quiesce gate open, where captures may begin and contexts end at any time:
+/// what would invalidate a capture is done while none can begin, what is done in a context while
+/// none can end, and what waits disturbs neither. A context that has ended has done its work.
 pub(super) fn drain_beside_captures(
     deadline_ns: u64,
     given_up: &dyn Fn() -> bool,
@@ -276,29 +376,45 @@ pub(super) fn drain_beside_captures(
         // What no mark covers is waited for when nobody is let in any more.
         return poll(deadline_ns, given_up, marked_work).map_err(|stopped| stopped.reason);
     }
-    let known: Vec<usize> = contexts(|all| all.iter().map(|known| known.context).collect());
     let drained = capture::relaxed(|| {
-        let entered = known
-            .iter()
-            .map(|context| Ok((*context, enter(*context)?.event)));
-        let events: Vec<(usize, CUevent)> = entered.collect::<Step<_>>()?;
-        let recorded = beginnings::held_off(|| {
-            events
-                .iter()
-                .try_for_each(|(context, event)| record_all(*context, *event))
-        });
-        recorded.unwrap_or(Err(Stopped {
-            reason: Reason::Capturing,
-            status: CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-        }))?;
-        events.iter().try_for_each(|(_, event)| {
-            // SAFETY: our own event.
-            poll(deadline_ns, given_up, || unsafe {
-                real::cuEventQuery(*event)
+        let mut recorded = Ok(Vec::new());
+        poll(deadline_ns, given_up, || match endings::hold_off() {
+            Some(_held) => {
+                recorded = record_everywhere();
+                CUresult::CUDA_SUCCESS
+            }
+            None => CUresult::CUDA_ERROR_NOT_READY,
+        })?;
+        recorded?.into_iter().try_for_each(|(context, event)| {
+            poll(deadline_ns, given_up, || match endings::hold_off() {
+                // SAFETY: our own event.
+                Some(_held) if keeps(context, event) => unsafe { real::cuEventQuery(event) },
+                Some(_held) => CUresult::CUDA_SUCCESS,
+                None => CUresult::CUDA_ERROR_NOT_READY,
             })
         })
     });
     drained.map_err(|stopped| stopped.reason)
+}
+
+/// An event behind everything in each context, with the context. While no context ends.
+fn record_everywhere() -> Step<Vec<(usize, CUevent)>> {
+    let known: Vec<usize> = contexts(|all| all.iter().map(|known| known.context).collect());
+    let mut events = Vec::new();
+    for context in known {
+        let there = enter_if_there(context)?;
+        events.extend(there.map(|copy_streams| (context, copy_streams.event)));
+    }
+    let recorded = beginnings::held_off(|| {
+        events
+            .iter()
+            .try_for_each(|(context, event)| record_all(*context, *event))
+    });
+    recorded.unwrap_or(Err(Stopped {
+        reason: Reason::Capturing,
+        status: CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    }))?;
+    Ok(events)
 }
 
 /// An event behind everything in a context. It invalidates captures in it.
@@ -315,7 +431,9 @@ pub(super) fn drain(deadline_ns: u64, given_up: &dyn Fn() -> bool) -> Result<(),
     let whole = real::exported(Symbol::cuCtxRecordEvent);
     for context in known {
         let drained = capture::relaxed(|| {
-            let copy_streams = enter(context)?;
+            let Some(copy_streams) = enter_if_there(context)? else {
+                return Ok(());
+            };
             if whole {
                 record_all(context, copy_streams.event)?;
                 // SAFETY: our own event.

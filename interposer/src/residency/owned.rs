@@ -156,6 +156,8 @@ fn mapped(address: u64, handle: u64) {
         context::refresh(thread, attached);
     }
     let here = (thread.context.get(), thread.ordinal.get());
+    let ordinal = chunk::with(|chunks| chunks.all.get(&id).map(|chunk| chunk.ordinal));
+    let any = ordinal.map_or(0, super::copy_streams::any_context);
     chunk::with(|chunks| {
         let Some(chunk) = chunks.all.get_mut(&id) else {
             return;
@@ -168,7 +170,7 @@ fn mapped(address: u64, handle: u64) {
             chunk.context = if here.1 == chunk.ordinal && here.0 != 0 {
                 here.0
             } else {
-                super::copy_streams::any_context(chunk.ordinal)
+                any
             };
         }
     });

@@ -12,7 +12,7 @@ use crate::gate::context;
 use crate::ground::process;
 use crate::ground::thread::thread;
 use crate::metering::Meter;
-use crate::residency::{chunk, copy_streams, groups, quiesce};
+use crate::residency::{copy_streams, groups, quiesce};
 
 /// `cuMemFree` of an address of an arena; `None`: it is none.
 pub(crate) fn free(address: u64) -> Option<CUresult> {
@@ -90,6 +90,8 @@ pub(crate) fn context_died(context: usize) {
     if !crate::residency::active() {
         return;
     }
+    // First, for what was pinned in it: what goes with the arena is not to be unpinned once more.
+    copy_streams::context_died(context);
     for arena in arenas().filter(|arena| arena.context == context) {
         if arena.dead.swap(true, Ordering::AcqRel) {
             continue;
@@ -102,15 +104,6 @@ pub(crate) fn context_died(context: usize) {
             .values()
             .flat_map(|block| block.chunks.iter().copied());
         let ids: Vec<u64> = of_shared.chain(of_blocks).collect();
-        chunk::with(|chunks| {
-            for chunk in chunks.all.values_mut() {
-                if chunk.context == context
-                    && let Some(host_copy) = &mut chunk.host_copy
-                {
-                    host_copy.unpinned();
-                }
-            }
-        });
         let freed = arena.dispose(arena.base, 0, &ids);
         if let Some(meter) = Meter::on(arena.device) {
             meter.release(freed);
@@ -119,5 +112,4 @@ pub(crate) fn context_died(context: usize) {
         // refuses otherwise.
         let _ = unsafe { real::cuMemAddressFree(CUdeviceptr(arena.base), arena.bytes as usize) };
     }
-    copy_streams::context_died(context);
 }
