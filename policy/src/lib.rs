@@ -9,6 +9,7 @@
 //! * [`Quantile`]: a high quantile of what was seen of late.
 //! * [`residency`]: which jobs stay in a device's memory when not all fit.
 //! * [`coordinator`]: how much of a device's memory opportunistic jobs leave to guaranteed ones.
+//! * [`lend`]: which jobs may submit where all of them are in at once.
 //! * [`gangs`]: whose turn it is on devices that jobs use together.
 //! * [`iterations`]: where the iterations of a program begin, from the sequence of its launches.
 //! * [`standbys`]: how many instances of a service have to be ready.
@@ -23,6 +24,7 @@ pub mod coordinator;
 mod few;
 pub mod gangs;
 pub mod iterations;
+pub mod lend;
 pub mod names;
 mod partitions;
 mod quantile;

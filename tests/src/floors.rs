@@ -89,6 +89,7 @@ pub const CRATES: [Crate; 19] = [
                 &[
                     "coordinator",
                     "iterations",
+                    "lend",
                     "quantum",
                     "residency",
                     "shares",

@@ -105,8 +105,8 @@ pub(crate) fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
 
 /// Finds the C library's `dlsym` and `dlvsym`.
 ///
-/// A library that wraps functions of the C library may look them up before it can be called itself: to
-/// iterate over the objects by the C library's function would be such a call. So the dynamic
+/// A library that wraps functions of the C library may look them up before it can be called itself,
+/// and to iterate over the objects by the C library's function would be such a call. So the dynamic
 /// linker's list of them is read. It is before `main`, as a rule, and nobody unloads anything.
 pub(crate) fn find_real() {
     if !REAL_DLSYM.load(Ordering::Acquire).is_null() {
