@@ -30,10 +30,11 @@ use crate::gate::cost::SoloSample;
 use crate::gate::failure::{after_error, is_final};
 use crate::gate::lookers::Lookers;
 use crate::gate::pace::{RING, StreamRate};
+use crate::gate::patience::{self, Stand};
 use crate::gate::signature::Seen;
 use crate::gate::slots::{self, Slot};
 use crate::gate::streams::{LEGACY, PER_THREAD};
-use crate::gate::{capture, cost, follow, patience, registration, throughput};
+use crate::gate::{capture, cost, follow, registration, throughput};
 use crate::ground::clock::{now_ns, pause};
 use crate::ground::process;
 use crate::ground::stretch::{Of, here};
@@ -561,6 +562,12 @@ pub(crate) fn settle(
     host_wait: bool,
 ) {
     let apart = solo.is_some() || host_wait;
+    if thread.graph_waits.take()
+        && let Some(index) = own(thread)
+        && let Some(word) = attached.end.client.stream(index)
+    {
+        slots::rate(index).waits_at(word.issued().wrapping_add(1));
+    }
     // A batch may have ended while it waited at the gate.
     if let Some(index) = own(thread)
         && !in_turn(thread, index)
@@ -1105,7 +1112,12 @@ fn bound(
             {
                 break;
             }
-            let left_ns = || patience::left_ns(rate.stood_ns(now), crowd, contended);
+            let stand = Stand {
+                crowd,
+                contended,
+                may_wait: rate.may_wait(word),
+            };
+            let left_ns = || patience::left_ns(rate.stood_ns(now), stand);
             if now >= *until.get_or_insert_with(|| now + left_ns()) {
                 return;
             }

@@ -62,6 +62,8 @@ pub(crate) struct StreamRate {
     all_passed: AtomicU64,
     /// Last mark whose weight is a guess.
     guessed: AtomicU64,
+    /// Marks, by [`bit_of`], that cover what may wait for the host.
+    waits: AtomicU64,
 
     /// Last mark that was seen passed, and when.
     seen: AtomicU64,
@@ -106,6 +108,7 @@ impl StreamRate {
             all_at_issue: [const { AtomicU64::new(0) }; RING],
             all_passed: AtomicU64::new(0),
             guessed: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
 
             seen: AtomicU64::new(0),
             seen_ns: AtomicU64::new(0),
@@ -121,6 +124,7 @@ impl StreamRate {
     /// A new owner knows nothing of what the last one learnt; its work begins now.
     pub(crate) fn reset(&self, slot: &StreamSlot, device: usize, now_ns: u64) {
         let done = slot.done();
+        self.waits.store(0, Ordering::Relaxed);
         self.device.store(device, Ordering::Relaxed);
         let all_passed = self.together().passed_ns();
         self.all_passed.store(all_passed, Ordering::Relaxed);
@@ -162,6 +166,8 @@ impl StreamRate {
         if mark.wrapping_sub(1) == self.seen.load(Ordering::Relaxed) {
             self.moved_ns.store(now_ns, Ordering::Relaxed);
         }
+        self.waits
+            .fetch_and(!bit_of(mark.wrapping_add(2)), Ordering::Relaxed);
         let total = self.total.load(Ordering::Relaxed).wrapping_add(weight_ns);
         self.total.store(total, Ordering::Relaxed);
         let together = self.together();
@@ -174,6 +180,17 @@ impl StreamRate {
         if solo.is_some_and(|solo| solo.guessed) {
             self.guessed.store(mark, Ordering::Relaxed);
         }
+    }
+
+    /// What mark `mark` is going to cover may wait for the host: the next one, or one of those before.
+    pub(crate) fn waits_at(&self, mark: u64) {
+        self.waits.fetch_or(bit_of(mark), Ordering::Relaxed);
+    }
+
+    /// Whether what the stream stands at may wait for the host.
+    pub(crate) fn may_wait(&self, slot: &StreamSlot) -> bool {
+        let next = slot.done().wrapping_add(1);
+        !slot.is_idle() && self.waits.load(Ordering::Relaxed) & bit_of(next) != 0
     }
 
     /// What the thread had submitted by the last mark that has passed, and when; `None` where that
@@ -465,6 +482,11 @@ impl StreamRate {
     }
 }
 
+/// The bit of a mark: those in flight are fewer.
+fn bit_of(mark: u64) -> u64 {
+    1 << (mark % 64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -578,6 +600,29 @@ mod tests {
             }
         }
         u64::from(cost::of(seen(key)).expect("it is known by then"))
+    }
+
+    #[test]
+    fn a_stream_stands_at_a_wait_from_the_mark_before_it_to_its_own() {
+        let (rate, slot) = begun();
+        let mark = |waits: bool| {
+            if waits {
+                rate.waits_at(slot.issued() + 1);
+            }
+            let mark = slot.issue();
+            rate.issued(mark, MS, None, 0, 10 * MS);
+            mark
+        };
+        for _ in 0..200 {
+            let [work, waits, behind] = [false, true, false].map(mark);
+            assert!(!rate.may_wait(&slot), "work is before it");
+            slot.passed(work);
+            assert!(rate.may_wait(&slot), "it stands there");
+            slot.passed(waits);
+            assert!(!rate.may_wait(&slot), "it is past it");
+            slot.passed(behind);
+            assert!(!rate.may_wait(&slot), "it is idle");
+        }
     }
 
     #[test]

@@ -8,6 +8,9 @@
 //! in whose slices the stream does not move. Then comes one of half the first, and each after that
 //! is half as long as the one before it: a thread that has a hundred submissions to make before it
 //! lets its work go on needs little more time than the first few take.
+//!
+//! Where the stream stands at a graph with a node that waits for the host, for what is not of the
+//! device, that is likely, and the steps are short.
 
 /// TIMEOUT: 50 ms is longer than any kernel that a bounded queue is meant for; a longer one lets a
 /// submission more pass.
@@ -16,22 +19,40 @@ const FIRST_NS: u64 = 50_000_000;
 const DOUBLED: u32 = 2;
 /// How often it is halved then.
 const HALVED: u32 = 8;
+/// The same at what is likely to wait for the host. TIMEOUT: a graph whose kernels take longer lets
+/// a submission more pass.
+const FIRST_AT_WAIT_NS: u64 = 10_000_000;
+const DOUBLED_AT_WAIT: u32 = 1;
 /// Streams in flight together take turns, and each stands still for as many times as long; no more
 /// than that is waited for on their account.
 const MOST_CROWD: u64 = 4;
 
+/// What a stream stands at, and beside whom.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stand {
+    /// Streams of the process that have work in flight.
+    pub(crate) crowd: u32,
+    /// Others use the device as well.
+    pub(crate) contended: bool,
+    /// It may be a wait for the host.
+    pub(crate) may_wait: bool,
+}
+
 /// For how long one waits from now on, in nanoseconds, behind a stream of which nothing has passed
-/// for `stood_ns`. `crowd`: streams of the process that have work in flight; `contended`: others
-/// use the device as well.
-pub(crate) fn left_ns(stood_ns: u64, crowd: u32, contended: bool) -> u64 {
-    let crowd = u64::from(crowd).clamp(1, MOST_CROWD);
+/// for `stood_ns`.
+pub(crate) fn left_ns(stood_ns: u64, stand: Stand) -> u64 {
+    let crowd = u64::from(stand.crowd).clamp(1, MOST_CROWD);
     let stood_ns = stood_ns / crowd;
-    let doubled = if contended { DOUBLED } else { 0 };
+    let (first_ns, doubled) = match stand.may_wait {
+        true => (FIRST_AT_WAIT_NS, DOUBLED_AT_WAIT),
+        false => (FIRST_NS, DOUBLED),
+    };
+    let doubled = if stand.contended { doubled } else { 0 };
     let (mut until_ns, mut step_ns) = (0, 0);
     for step in 0..=doubled + HALVED {
         step_ns = match step.checked_sub(doubled) {
-            Some(halved @ 1..) => FIRST_NS >> halved,
-            _ => FIRST_NS << step,
+            Some(halved @ 1..) => first_ns >> halved,
+            _ => first_ns << step,
         };
         until_ns += step_ns;
         if until_ns > stood_ns {
@@ -47,11 +68,19 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
+    fn stand(crowd: u32, contended: bool) -> Stand {
+        Stand {
+            crowd,
+            contended,
+            may_wait: false,
+        }
+    }
+
     /// How many submissions are let by within so long, and the time of the last.
     fn passed(within_ns: u64, crowd: u32, contended: bool) -> (u32, u64) {
         let (mut count, mut now_ns) = (0, 0);
         loop {
-            let next_ns = now_ns + left_ns(now_ns, crowd, contended);
+            let next_ns = now_ns + left_ns(now_ns, stand(crowd, contended));
             assert!(next_ns > now_ns, "a wait has a length");
             if next_ns > within_ns {
                 return (count, now_ns);
@@ -68,7 +97,7 @@ mod tests {
         let time_of = |number, crowd, contended| {
             let mut now_ns = 0;
             for _ in 0..number {
-                now_ns += left_ns(now_ns, crowd, contended);
+                now_ns += left_ns(now_ns, stand(crowd, contended));
             }
             now_ns / MS
         };
@@ -85,13 +114,36 @@ mod tests {
     }
 
     #[test]
+    fn a_hundred_pass_soon_where_the_host_is_waited_for() {
+        for (contended, most_ns) in [(false, 30 * MS), (true, 50 * MS)] {
+            let at_wait = Stand {
+                may_wait: true,
+                ..stand(1, contended)
+            };
+            let mut now_ns = 0;
+            for _ in 0..100 {
+                now_ns += left_ns(now_ns, at_wait);
+            }
+            println!(
+                "now: 100 submissions at a wait for the host take {} us",
+                now_ns / 1000
+            );
+            assert!(now_ns < most_ns, "{now_ns}");
+            assert!(
+                left_ns(0, at_wait) > left_ns(now_ns, at_wait),
+                "steps get shorter"
+            );
+        }
+    }
+
+    #[test]
     fn it_begins_anew_when_the_stream_moves_and_has_no_end() {
         for stood_ns in [0, 1, 50 * MS, 3_600_000 * MS, u64::MAX] {
             for crowd in [0, 1, 7, u32::MAX] {
-                let left_ns = left_ns(stood_ns, crowd, true);
+                let left_ns = left_ns(stood_ns, stand(crowd, true));
                 assert!((1..=FIRST_NS * 4 * MOST_CROWD).contains(&left_ns));
             }
         }
-        assert_eq!(left_ns(0, 1, true), FIRST_NS);
+        assert_eq!(left_ns(0, stand(1, true)), FIRST_NS);
     }
 }

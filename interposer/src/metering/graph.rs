@@ -18,6 +18,7 @@ use super::pool::{Source, reserved, settle};
 use super::{Meter, granules};
 use crate::attachment::client;
 use crate::driver::real;
+use crate::ground::thread::thread;
 
 /// Whether this process has ever put allocations into a graph.
 static ALLOCATES: AtomicBool = AtomicBool::new(false);
@@ -26,7 +27,9 @@ static TRIMS: AtomicU64 = AtomicU64::new(1);
 /// [`TRIMS`] when the first of the nodes was made that no executable graph has yet, where their
 /// memory was taken with them; 0: there are none, or it was not.
 static TAKEN_AT: AtomicU64 = AtomicU64::new(0);
-/// Executable graphs that allocate.
+/// Some executable graph waits for the host, or for others.
+static WAITS: AtomicBool = AtomicBool::new(false);
+/// Executable graphs that allocate or wait.
 static EXECS: Mutex<Option<HashMap<usize, Weight>>> = Mutex::new(None);
 
 #[derive(Clone, Copy)]
@@ -34,6 +37,8 @@ struct Weight {
     bytes: u64,
     /// [`TRIMS`] when it last took its memory, 0 for never.
     taken_at: u64,
+    /// Whether a node of it waits for something that is not the device's work.
+    waits: bool,
 }
 
 fn with<T>(act: impl FnOnce(&mut HashMap<usize, Weight>) -> T) -> T {
@@ -95,64 +100,98 @@ pub(crate) fn trimmed(ordinal: i32, call: impl FnOnce() -> CUresult) -> CUresult
     result
 }
 
-/// Bytes that the allocation nodes of a graph, and of graphs in it, ask for.
-fn weigh(graph: CUgraph, depth: u32) -> u64 {
-    let mut count = 0;
-    // SAFETY: a graph that the program has just instantiated; asks for the number of nodes only.
-    let counted = unsafe { real::cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut count) };
-    if !counted.is_ok() || count == 0 || depth == 0 {
-        return 0;
+/// What the nodes of a graph, and of graphs in it, ask for.
+#[derive(Clone, Copy, Default)]
+struct Content {
+    /// To be allocated.
+    bytes: u64,
+    waits: bool,
+}
+
+impl Content {
+    fn of(graph: CUgraph, depth: u32) -> Self {
+        let mut count = 0;
+        // SAFETY: a graph that the program has just instantiated; asks for the number of nodes
+        // only.
+        let counted = unsafe { real::cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut count) };
+        if !counted.is_ok() || count == 0 || depth == 0 {
+            return Self::default();
+        }
+        let mut nodes = vec![CUgraphNode::NULL; count];
+        // SAFETY: space for as many nodes as is said.
+        if !unsafe { real::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count) }.is_ok() {
+            return Self::default();
+        }
+        nodes.truncate(count);
+        let each = nodes.into_iter().map(|node| Self::of_node(node, depth));
+        each.fold(Self::default(), |sum, one| Self {
+            bytes: sum.bytes.saturating_add(one.bytes),
+            waits: sum.waits || one.waits,
+        })
     }
-    let mut nodes = vec![CUgraphNode::NULL; count];
-    // SAFETY: space for as many nodes as is said.
-    if !unsafe { real::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count) }.is_ok() {
-        return 0;
-    }
-    nodes.truncate(count);
-    nodes.into_iter().fold(0u64, |sum, node| {
+
+    fn of_node(node: CUgraphNode, depth: u32) -> Self {
         let mut kind = CUgraphNodeType::default();
         let mut parameters = CUDA_MEM_ALLOC_NODE_PARAMS::default();
         let mut inner = CUgraph::NULL;
         // SAFETY: a node of the graph; outputs are locals.
-        let bytes = unsafe {
+        unsafe {
             let _ = real::cuGraphNodeGetType(node, &raw mut kind);
             match kind {
                 CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
                     let _ = real::cuGraphMemAllocNodeGetParams(node, &raw mut parameters);
-                    granules(parameters.bytesize as u64)
+                    Self {
+                        bytes: granules(parameters.bytesize as u64),
+                        waits: false,
+                    }
                 }
                 CUgraphNodeType::CU_GRAPH_NODE_TYPE_GRAPH => {
                     let found = real::cuGraphChildGraphNodeGetGraph(node, &raw mut inner);
-                    if found.is_ok() {
-                        weigh(inner, depth - 1)
-                    } else {
-                        0
+                    match found.is_ok() {
+                        true => Self::of(inner, depth - 1),
+                        false => Self::default(),
                     }
                 }
-                _ => 0,
+                CUgraphNodeType::CU_GRAPH_NODE_TYPE_HOST
+                | CUgraphNodeType::CU_GRAPH_NODE_TYPE_WAIT_EVENT
+                | CUgraphNodeType::CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT
+                | CUgraphNodeType::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => Self {
+                    bytes: 0,
+                    waits: true,
+                },
+                _ => Self::default(),
             }
-        };
-        sum.saturating_add(bytes)
-    })
+        }
+    }
 }
 
 /// After `graph` has become the executable graph `exec`.
 pub(crate) fn instantiated(exec: usize, graph: CUgraph) {
     /// Graphs in graphs; the driver allows no more in practice.
     const DEPTH: u32 = 8;
-    if !governed() {
+    if client::current().is_none() {
         return;
     }
-    let bytes = weigh(graph, DEPTH);
-    if bytes != 0 {
-        let taken_at = TAKEN_AT.swap(0, Ordering::Relaxed);
-        with(|execs| execs.insert(exec, Weight { bytes, taken_at }));
+    let Content { bytes, waits } = Content::of(graph, DEPTH);
+    if bytes != 0 || waits {
+        // Nodes that allocate are known when they are made.
+        let taken_at = match bytes {
+            0 => 0,
+            _ => TAKEN_AT.swap(0, Ordering::Relaxed),
+        };
+        WAITS.fetch_or(waits, Ordering::Relaxed);
+        let weight = Weight {
+            bytes,
+            taken_at,
+            waits,
+        };
+        with(|execs| execs.insert(exec, weight));
     }
 }
 
 /// After an executable graph is gone.
 pub(crate) fn exec_destroyed(exec: usize) {
-    if governed() {
+    if governed() || WAITS.load(Ordering::Relaxed) {
         with(|execs| execs.remove(&exec));
     }
 }
@@ -168,15 +207,23 @@ pub(crate) struct Prepaid {
 /// What the allocation nodes of an executable graph take together, in bytes, and on which device.
 pub(crate) fn weight(exec: usize) -> Option<(Meter, u64)> {
     let bytes = with(|execs| execs.get(&exec).map(|weight| weight.bytes))?;
+    if bytes == 0 {
+        return None;
+    }
     let meter = here().and_then(Meter::of)?;
     Some((meter, granules(bytes)))
 }
 
-/// Before an executable graph is launched or uploaded: reserves what it may take.
+/// Before an executable graph is launched or uploaded: reserves what it may take, and notes whether
+/// it may wait for the host.
 ///
 /// # Errors
 /// What the program is answered.
 pub(crate) fn before(exec: usize) -> Result<Option<Prepaid>, CUresult> {
+    let waits = |execs: &mut HashMap<usize, Weight>| execs.get(&exec).is_some_and(|it| it.waits);
+    thread()
+        .graph_waits
+        .set(WAITS.load(Ordering::Relaxed) && with(waits));
     if !governed() {
         return Ok(None);
     }
