@@ -47,7 +47,7 @@ pub(crate) const FIRST_BUDGET_NS: u64 = 20_000;
 const LEAST_BUDGET_NS: u64 = 2_000;
 /// Device time between two marks of a stream, where the thread uses several and what is in flight
 /// is bounded: some dozen of the shortest kernels.
-const SPREAD_NS: u64 = 125_000;
+const SPREAD_NS: u64 = 200_000;
 /// Phases in which such streams are marked.
 const PHASES: u64 = 16;
 /// One batch in so many is followed by a mark of a single submission.
