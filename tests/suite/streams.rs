@@ -1,5 +1,7 @@
 //! Streams come and go, threads as well, and what is in flight is followed and bounded as ever.
 
+use std::time::Instant;
+
 use channel::{
     Event, Following, Grant, OrderState, Reason, ResidencyMode, STREAM_SLOTS, StreamSlot, Verb,
 };
@@ -212,15 +214,17 @@ fn marks_are_few_under_a_window_on_any_number_of_streams() {
     for streams in [1, 8, 16, 64, 65, 128] {
         let mut host = Host::start(&[], false);
         host.bound(2000);
-        // More at first, until it is known what the kernels take; and where the machine is busy.
+        // More at first, until it is known what the kernels take; and where the machine is busy:
+        // marks come by the time, and then the simulated device takes longer than 3.5 us for a
+        // kernel, which is 70 for 20 of them.
         let mut seen = Vec::new();
         let few = (0..12).any(|_| {
-            let before = host.marks();
+            let (before, begun) = (host.marks(), Instant::now());
             host.says(&format!("turns {streams} {KERNELS} 1"), "0");
             host.says("sync", "0");
             let marks = host.marks() - before;
             seen.push(marks);
-            marks * 20 <= KERNELS
+            u128::from(marks) <= (begun.elapsed().as_micros() / 70).max(u128::from(KERNELS / 20))
         });
         println!("now: {streams} streams: {seen:?} marks for {KERNELS} kernels each time");
         assert!(

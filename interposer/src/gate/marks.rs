@@ -13,7 +13,9 @@
 //! Of what nobody has seen yet four at a time are in flight.
 //!
 //! A *batch* is what a thread submits between two marks, to however many streams: each of them is
-//! marked when the batch is due, and turning from one to another of them costs a few loads. The row
+//! marked when the batch is due, and turning from one to another of them costs a few loads. Where
+//! what is in flight is bounded each of several streams is marked by itself, when it has had its
+//! part, and a mark that has passed on one tells how far the device is with the others. The row
 //! of a stream's marks is a slot of the page ([`slots`]). A stream is marked while its slot is
 //! held, and one that is about to be destroyed is marked for the last time and taken off its slots
 //! before the driver hears of it: its handle may be another stream's the moment after.
@@ -48,7 +50,7 @@ pub(crate) const FIRST_BUDGET_NS: u64 = 20_000;
 const LEAST_BUDGET_NS: u64 = 2_000;
 /// Device time between two marks of a stream, where the thread uses several and what is in flight
 /// is bounded: some dozen of the shortest kernels.
-const SPREAD_NS: u64 = 125_000;
+const SPREAD_NS: u64 = 200_000;
 /// Phases in which such streams are marked.
 const PHASES: u64 = 16;
 /// One batch in so many is followed by a mark of a single submission.
