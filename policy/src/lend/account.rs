@@ -98,7 +98,7 @@ pub(super) struct Account {
 }
 
 impl Account {
-    pub fn new(tenant: TenantId, terms: LendTerms) -> Self {
+    pub fn new(tenant: TenantId, terms: LendTerms, constants: &Constants) -> Self {
         Self {
             tenant,
             terms,
@@ -121,7 +121,7 @@ impl Account {
             entitled: 0.0,
             owed_ns: 0.0,
             promise_ns: 0.0,
-            slack_ns: 5_000_000.0,
+            slack_ns: constants.slack_first_ns as f64,
             idle_for_ns: 0.0,
             scale: 1.0,
             alone_ns: 0.0,
@@ -244,8 +244,9 @@ impl Account {
 /// Means of the device.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DeviceMeans {
-    /// Part of the time with pending work in which nothing was finished: turns.
-    lost: f64,
+    /// Time with work of several jobs in which nothing was finished (turns), not charged yet, in
+    /// nanoseconds.
+    lost_ns: f64,
     /// Time with pending work in which less was finished than [`Constants::least`] of it, less what
     /// was finished; and finished work beyond the time that passed.
     pub hidden_ns: f64,
@@ -272,7 +273,7 @@ pub(super) fn account(
     for of in accounts.iter_mut() {
         of.average(dt, step);
     }
-    charge(accounts, means, dt, step, held_for);
+    charge(accounts, means, dt, step, held_for, constants);
     let passed: f64 = accounts.iter().map(|of| of.passed_ns).sum();
     let largest = accounts.iter().map(|of| of.largest_ns).max().unwrap_or(0);
     // A mark says at once what a long kernel did over a long time.
@@ -312,18 +313,23 @@ fn charge(
     dt: f64,
     step: f64,
     held_for: Option<(usize, bool)>,
+    constants: &Constants,
 ) {
     let has_work = |of: &Account| of.look.pending_ns > 0 || of.passed_ns > 0.0;
     let working = accounts.iter().filter(|of| has_work(of)).count();
     let passed: f64 = accounts.iter().map(|of| of.passed_ns).sum();
     // The device turns where two have work; what passes without work for one alone is its own gap.
-    let lost = if working > 1 { 1.0 - passed / dt } else { 0.0 };
-    means.lost += (lost - means.lost) * step;
+    // Paid out over the time of a mean, so that a long kernel, which is seen when it ends, weighs
+    // nothing in the end.
+    if working > 1 {
+        means.lost_ns += dt - passed;
+    }
     let turns = if working > 0 {
-        means.lost.clamp(0.0, 0.3) * dt
+        (means.lost_ns * step).clamp(0.0, 0.3 * dt)
     } else {
         0.0
     };
+    means.lost_ns -= turns;
     for of in accounts.iter_mut() {
         let visits = of.look.fresh > 0 && working > 1;
         of.visits += (f64::from(visits) - of.visits) * step;
@@ -344,7 +350,7 @@ fn charge(
         let charged: f64 = accounts.iter().map(|of| of.charged_ns).sum();
         let of = &mut accounts[at];
         if nobody_else {
-            of.idle_for_ns = (of.idle_for_ns + dt - charged).max(-3_000_000.0);
+            of.idle_for_ns = (of.idle_for_ns + dt - charged).max(-(constants.expiry_ns as f64));
         }
         let idle = of.idle_for_ns.clamp(0.0, dt);
         of.charged_ns += idle;
@@ -397,6 +403,10 @@ fn balance(accounts: &mut [Account], dt: f64, step: f64, constants: &Constants) 
         guaranteed.map(|of| of.terms.share).sum()
     };
     let (active, all) = (shares(false), shares(true));
+    let many = accounts.iter().filter(|of| of.active()).count().max(1);
+    let tolerance = constants
+        .tolerance
+        .min(constants.tolerance_all / many as f64);
     for of in accounts.iter_mut() {
         let unhindered = of.delay < constants.unhindered;
         let share = if of.guaranteed() { of.terms.share } else { 0.0 };
@@ -415,7 +425,7 @@ fn balance(accounts: &mut [Account], dt: f64, step: f64, constants: &Constants) 
                 of.promise_ns *= 1.0 - step * 0.5;
             }
             let tolerance = if of.want > of.entitled * 0.5 {
-                constants.tolerance
+                tolerance
             } else {
                 0.0
             };
@@ -433,7 +443,7 @@ fn balance(accounts: &mut [Account], dt: f64, step: f64, constants: &Constants) 
             let saved = constants.bucket_ns as f64 * most;
             of.bucket_ns = (of.bucket_ns + most * dt - of.charged_ns).clamp(-bound, saved);
         }
-        let missed = of.look.wants() && of.promise_ns > constants.promise_ns as f64;
+        let missed = of.promise_ns > constants.promise_ns as f64;
         of.below_floor_ns = if missed { of.below_floor_ns + dt } else { 0.0 };
         let saved = constants.slack_ns as f64 * of.terms.share / all.max(of.terms.share);
         of.slack_ns = (of.slack_ns + part(all) * dt - of.charged_ns).clamp(-bound, saved);

@@ -42,9 +42,13 @@ pub struct Constants {
     pub bound_kernel_ns: u64,
     /// Bound of what a latency job may save up, for a whole device.
     pub slack_ns: u64,
+    /// What it has of that when it joins.
+    pub slack_first_ns: u64,
     /// Part of the device that an entitlement is short of, so that noise owes nobody. Model: 0.005
     /// costs 0.04, 0.03 makes the worst second 1.5 points worse.
     pub tolerance: f64,
+    /// The same for all jobs together: what they all forgo, a job that is ahead would gain.
+    pub tolerance_all: f64,
     /// Below which delay a job counts as not held up by the device.
     pub unhindered: f64,
     /// A job fills the device where its work is this many times its own time on the host.
@@ -128,7 +132,9 @@ impl Constants {
         bound_ns: 20_000_000,
         bound_kernel_ns: 200_000_000,
         slack_ns: 200_000_000,
+        slack_first_ns: 5_000_000,
         tolerance: 0.015,
+        tolerance_all: 0.04,
         unhindered: 0.01,
         fills: 1.2,
         visits_delay: 0.3,
@@ -181,6 +187,7 @@ impl Constants {
             bound_ns: longer(self.bound_ns),
             bound_kernel_ns: longer(self.bound_kernel_ns),
             slack_ns: longer(self.slack_ns),
+            slack_first_ns: longer(self.slack_first_ns),
             quantum_ns: longer(self.quantum_ns),
             absent_ns: longer(self.absent_ns),
             expiry_ns: longer(self.expiry_ns),
@@ -207,6 +214,7 @@ impl Constants {
             excess_kernel_ns: longer(self.excess_kernel_ns),
             least: self.least,
             tolerance: self.tolerance,
+            tolerance_all: self.tolerance_all,
             unhindered: self.unhindered,
             fills: self.fills,
             visits_delay: self.visits_delay,

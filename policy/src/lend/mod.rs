@@ -75,7 +75,9 @@ impl Lend {
     pub fn set_terms(&mut self, tenant: TenantId, terms: LendTerms) {
         match self.accounts.iter_mut().find(|of| of.tenant == tenant) {
             Some(of) => of.terms = terms,
-            None => self.accounts.push(Account::new(tenant, terms)),
+            None => self
+                .accounts
+                .push(Account::new(tenant, terms, &self.constants)),
         }
     }
 
@@ -196,8 +198,10 @@ impl Lend {
         self.processes.retain(|of| of.present);
         // Turns take a part of the time as well.
         let idle_ns = dt * 0.85 - passed_ns;
+        let running = self.processes.iter().map(|of| of.may_run_ns(now_ns));
+        let running_ns = running.max().unwrap_or(0);
         for state in &mut self.processes {
-            state.judge(now_ns, idle_ns, &self.constants);
+            state.judge(now_ns, idle_ns, running_ns, &self.constants);
             let tenant = state.last.tenant;
             let Some(of) = self.accounts.iter_mut().find(|of| of.tenant == tenant) else {
                 continue;
@@ -235,7 +239,8 @@ impl Lend {
         let open = |gate: &JobGate| gate.gate == Gate::Open;
         let nobody_else = self.accounts.iter().enumerate().all(|(other, of)| {
             let is_open = self.gates.get(other).is_none_or(open);
-            other == at || !(of.look.wants() && is_open)
+            let uses = of.look.pending_ns > 0 || of.look.wants() && is_open;
+            other == at || !uses
         });
         Some((at, nobody_else))
     }

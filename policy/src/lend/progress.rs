@@ -63,8 +63,19 @@ impl ProcessState {
         now_ns >= self.banned_until_ns
     }
 
-    /// The device idled for `idle_ns` since the last look.
-    pub fn judge(&mut self, now_ns: u64, idle_ns: f64, constants: &Constants) {
+    /// What it may have running: the largest kernel of a process with work on the device whose
+    /// wishes count, in nanoseconds.
+    pub fn may_run_ns(&self, now_ns: u64) -> u64 {
+        if self.last.pending_ns() > 0 && self.counts(now_ns) {
+            self.last.largest_ns
+        } else {
+            0
+        }
+    }
+
+    /// Nothing was finished for `idle_ns` since the last look; the device may be busy with a kernel
+    /// of `running_ns` that nobody sees before it ends.
+    pub fn judge(&mut self, now_ns: u64, idle_ns: f64, running_ns: u64, constants: &Constants) {
         let passed_ns = std::mem::take(&mut self.done_ns);
         if passed_ns > 0 {
             self.stuck_ns = 0.0;
@@ -80,8 +91,11 @@ impl ProcessState {
             return;
         }
         self.stuck_ns = (self.stuck_ns + idle_ns).max(0.0);
-        let largest = self.last.largest_ns.min(constants.stall_kernel_ns);
-        let patience = constants.stall_ns as f64 + 2.0 * largest as f64;
+        let running = running_ns.max(self.last.largest_ns);
+        let running = running.min(constants.stall_kernel_ns);
+        // With a process that stalls again and again, patience gets shorter.
+        let again = constants.ban_first_ns as f64 / self.next_ban_ns;
+        let patience = constants.stall_ns as f64 * again + 2.0 * running as f64;
         if self.counts(now_ns) && self.stuck_ns > patience {
             self.banned_until_ns = now_ns.saturating_add(self.next_ban_ns as u64);
             self.next_ban_ns = (self.next_ban_ns * 2.0).min(constants.ban_most_ns as f64);

@@ -182,6 +182,20 @@ pub fn all() -> Vec<(&'static str, Mix)> {
             ]),
         ),
         (
+            "stall 5ms + G1",
+            mix(vec![
+                job(half, |_| stall_in_stream(5 * MS, 2 * MS, 20)),
+                job(half, gpt_h100),
+            ]),
+        ),
+        (
+            "stall 15ms + SAT",
+            mix(vec![
+                job(half, |_| stall_in_stream(15 * MS, 2 * MS, 20)),
+                job(half, filler),
+            ]),
+        ),
+        (
             "copies 5ms + G1",
             mix(vec![
                 job(half, |seed| {

@@ -7,6 +7,8 @@ mod invariants;
 mod json;
 mod measure;
 mod programs;
+mod properties;
 mod recording;
+mod rule;
 mod scenarios;
 mod table;

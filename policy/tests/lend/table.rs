@@ -29,8 +29,27 @@ fn line(name: &str, mix: &Mix) -> (Outcome, Outcome) {
     let mut governor = Governor::rule();
     if let Governor::Rule(rule) = &mut governor {
         let shut = shut.clone();
-        rule.witness = Some(Box::new(move |_, lend, _, gates| {
+        rule.witness = Some(Box::new(move |sim, lend, _, gates| {
             let mut shut = shut.borrow_mut();
+            if sim.now % 500_000_000 < 200_000 && std::env::var("LEND_STANDING").is_ok() {
+                for gate in gates {
+                    let of = lend.standing(gate.tenant).expect("a job");
+                    println!(
+                        "{} {:?} {:?} used {:.3} want {:.3} entitled {:.3} delay {:.3} owed {:.2} \
+                         promise {:.2} scale {:.3}",
+                        sim.now,
+                        gate.tenant,
+                        gate.gate,
+                        of.used,
+                        of.want,
+                        of.entitled,
+                        of.delay,
+                        of.owed_ns / 1e6,
+                        of.promise_ns / 1e6,
+                        of.scale,
+                    );
+                }
+            }
             let mut count = |what: String| *shut.entry(what).or_default() += 1;
             count("looks".to_owned());
             for gate in gates {
