@@ -41,9 +41,8 @@
 //! | kernels of 50 ms that nothing preempts + CNN | 1.07 (-38) | - | 1.11 (-10) |
 //!
 //! Charges are within 3 % of the device's own account where the jobs leave it no gaps. They are off
-//! by up to 10 % where a context keeps an idle device or kernels of 500 ms end at once, and
-//! turns on
-//! an otherwise idle device are not seen.
+//! by up to 10 % where a context keeps an idle device or kernels of 500 ms end at once. Turns on an
+//! otherwise idle device are not seen.
 //!
 //! Known gaps: a stream that stalls for 5 ms in every 7 takes a GPT down to 0.67 (0.99 without a
 //! governor); a job with 0.95 beside one that fills the device stays 4 points below; of two that
@@ -106,8 +105,12 @@ impl Lend {
         }
     }
 
-    /// A job comes, or its terms change. Its balances stay.
-    pub fn set_terms(&mut self, tenant: TenantId, terms: LendTerms) {
+    /// A job comes, or its terms change. Its balances stay. A share that is no positive number
+    /// counts as the smallest one.
+    pub fn set_terms(&mut self, tenant: TenantId, mut terms: LendTerms) {
+        if !(terms.share.is_finite() && terms.share > 0.0) {
+            terms.share = f64::MIN_POSITIVE;
+        }
         match self.accounts.iter_mut().find(|of| of.tenant == tenant) {
             Some(of) => of.terms = terms,
             None => self
