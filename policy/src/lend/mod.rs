@@ -13,6 +13,40 @@
 //! * No two jobs are shut for each other: others are shut for one job at a time.
 //! * A process without progress shuts nobody for longer than until its ban.
 //! * Every shut ends by itself.
+//!
+//! # What it does in the model
+//!
+//! Figures of the *model*, never of a GPU: one seed, 3 s after 1 s of warm-up, jobs cut from
+//! recordings of an H200 or synthetic (`cargo test -p policy --release --test lend -- --ignored
+//! --nocapture`). Sum of speeds, and the least margin (worst second of speed less share, in
+//! points). "Before" is the improved rule of the sketch from which this one started.
+//!
+//! | jobs | no governor | before | now |
+//! |---|---|---|---|
+//! | CNN + GPT, equal | 1.93 (45) | 1.92 (45) | 1.92 (45) |
+//! | CNN + GPT, 1/4:3/4 | 1.93 (22) | 1.92 (21) | 1.91 (21) |
+//! | two GPTs of an H200, 3/4:1/4 | 1.21 (-14) | 1.23 (7) | 1.24 (7) |
+//! | two GPTs of an H100, 3/4:1/4 | 1.53 (1) | 1.52 (21) | 1.52 (20) |
+//! | two that fill the device, 3/4:1/4 | 0.94 (-28) | 0.99 (-1) | 0.99 (-1) |
+//! | waits in each step + fills, 3/4:1/4 | 1.34 (-1) | 1.28 (14) | 1.31 (13) |
+//! | four GPTs, .4/.3/.2/.1 | 1.53 (-2) | 1.51 (7) | 1.50 (6) |
+//! | eight jobs | 1.83 (0) | 1.73 (-2) | 1.79 (-1) |
+//! | bursts of 2 ms at 1/4 + waits in each step | 1.70 | 1.43 | 1.57 (18) |
+//! | waits after each kernel of 20 us + fills | 0.89 (-48) | 0.93 (-8) | 0.94 (-8) |
+//! | waits after each kernel of 500 us + fills | 0.94 (-28) | 0.99 (-3) | 0.99 (-1) |
+//! | stalls of 50 ms + GPT: the GPT's speed | 1.00 | 0.89 | 1.00 |
+//! | copies of 30 ms + fills | 1.71 | 1.63 | 1.79 (32) |
+//! | service, not declared, + fills: p99 over alone | 2.6 | 5.2 | 1.08 |
+//! | latency service + GPT: p99 over alone | 2.4 | 1.06 | 1.05 |
+//! | kernels of 50 ms that nothing preempts + CNN | 1.07 (-38) | - | 1.11 (-10) |
+//!
+//! Charges are within 3 % of the device's own account where the jobs leave it no gaps. They are off
+//! by up to 10 % where a context keeps an idle device or kernels of 500 ms end at once. Turns on an
+//! otherwise idle device are not seen.
+//!
+//! Known gaps: a stream that stalls for 5 ms in every 7 takes a GPT down to 0.67 (0.99 without a
+//! governor); a job with 0.95 beside one that fills the device stays 4 points below; of two that
+//! fill the device, the one with kernels of 1 ms stays 3 points below.
 
 mod account;
 mod constants;
@@ -71,8 +105,12 @@ impl Lend {
         }
     }
 
-    /// A job comes, or its terms change. Its balances stay.
-    pub fn set_terms(&mut self, tenant: TenantId, terms: LendTerms) {
+    /// A job comes, or its terms change. Its balances stay. A share that is no positive number
+    /// counts as the smallest one.
+    pub fn set_terms(&mut self, tenant: TenantId, mut terms: LendTerms) {
+        if !(terms.share.is_finite() && terms.share > 0.0) {
+            terms.share = f64::MIN_POSITIVE;
+        }
         match self.accounts.iter_mut().find(|of| of.tenant == tenant) {
             Some(of) => of.terms = terms,
             None => self
@@ -350,12 +388,15 @@ impl Lend {
             .accounts
             .iter()
             .any(|of| of.terms.latency && of.slack_ns > 0.0);
+        let serves = self.accounts.iter().any(Account::priority);
         for (of, gate) in self.accounts.iter().zip(&mut self.gates) {
             if somebody && of.owed_ns < 0.0 || !of.guaranteed() {
                 gate.cap_ns = gate.cap_ns.min(constants.narrow_ns);
             }
             if latency && !of.terms.latency {
                 gate.cap_ns = gate.cap_ns.min(constants.latency_cap_ns);
+            } else if serves && !of.priority() {
+                gate.cap_ns = gate.cap_ns.min(constants.narrow_ns);
             }
         }
     }

@@ -100,6 +100,23 @@ fn time_that_stands_still_or_goes_back_changes_no_balance() {
     }
 }
 
+#[test]
+fn a_share_that_is_no_number_poisons_no_balance() {
+    let mut lend = two_jobs();
+    for share in [f64::NAN, 0.0, -1.0, f64::INFINITY] {
+        let terms = LendTerms {
+            share,
+            ..LendTerms::default()
+        };
+        lend.set_terms(TenantId(0), terms);
+        play(&mut lend, 1000, [0.45, 0.45]);
+        for tenant in [0, 1] {
+            let of = lend.standing(TenantId(tenant)).expect("a job");
+            assert!(of.owed_ns.is_finite() && of.entitled.is_finite(), "{of:?}");
+        }
+    }
+}
+
 /// What every look of a mix showed and answered.
 fn recorded(mix: &Mix) -> Vec<(u64, Vec<ProcessLook>, Vec<JobGate>)> {
     let seen = Rc::new(RefCell::new(Vec::new()));
