@@ -79,6 +79,7 @@ pub(crate) fn before_context(meaning: Context, args: &[usize]) {
 }
 
 /// A call that may end a context, until dropped: no other call of ours is in one.
+#[derive(Debug)]
 pub(crate) struct Ending {
     _leaving: Option<residency::Leaving>,
     /// An error where memory could not be brought back; a context goes all the same.

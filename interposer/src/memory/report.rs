@@ -159,10 +159,25 @@ pub(crate) unsafe fn cuPointerGetAttribute(
         residency::attribute(data, attribute, pointer.0)
             .unwrap_or_else(|| real::cuPointerGetAttribute(data, attribute, pointer))
     };
-    if attribute != TOKENS || !residency::active() {
+    if !residency::active() {
         return call();
     }
-    noting_tokens(pointer, call, |result| result.is_ok())
+    if attribute == TOKENS {
+        return noting_tokens(pointer, call, |result| result.is_ok());
+    }
+    if !residency::is_mapped(pointer.0) {
+        return call();
+    }
+    let _pass = match residency::pass() {
+        Ok(pass) => pass,
+        Err(status) => return status,
+    };
+    let result = call();
+    if result.is_ok() {
+        // SAFETY: the driver has just written there.
+        unsafe { residency::keep_number(data, attribute, pointer.0) };
+    }
+    result
 }
 
 /// What another device's driver gets at memory by.
@@ -205,7 +220,21 @@ pub(crate) unsafe fn cuPointerGetAttributes(
     // SAFETY: an array of `count` elements, the caller's.
     let asked = unsafe { std::slice::from_raw_parts(attributes, count as usize) };
     let Some(at) = asked.iter().position(|attribute| *attribute == TOKENS) else {
-        return call();
+        if !residency::is_mapped(pointer.0) {
+            return call();
+        }
+        let _pass = match residency::pass() {
+            Ok(pass) => pass,
+            Err(status) => return status,
+        };
+        let result = call();
+        if result.is_ok() {
+            for (at, attribute) in asked.iter().enumerate() {
+                // SAFETY: arrays of as many elements; the driver has just written there.
+                unsafe { residency::keep_number(*data.add(at), *attribute, pointer.0) };
+            }
+        }
+        return result;
     };
     noting_tokens(pointer, call, |result| {
         // SAFETY: the driver has just written a token there, or 0 where it gives none.

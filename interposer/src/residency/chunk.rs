@@ -48,6 +48,8 @@ pub(super) enum Place {
 pub(super) struct Mapping {
     pub(super) address: u64,
     pub(super) access: Vec<CUmemAccessDesc>,
+    /// The `CU_POINTER_ATTRIBUTE_BUFFER_ID` that the program was shown; 0: none yet.
+    pub(super) buffer_id: u64,
 }
 
 /// One physical handle.
@@ -80,6 +82,8 @@ pub(super) struct Chunk {
     pub(super) of_arena: bool,
     /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` was set of something in it.
     pub(super) sync_memops: bool,
+    /// The `CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID` that the program was shown; 0: none yet.
+    pub(super) block_id: u64,
 }
 
 // SAFETY: the only pointer in it (`properties.win32HandleMetaData`) is the program's and never

@@ -9,36 +9,34 @@
 //! Where memory could not be brought back threads are not kept at the closed quiesce gate any more,
 //! and may end a context there: then the same holds for a whole order.
 //!
-//! Both sides wait for a bounded time: a thread that ends a context may wait in the
-//! driver for work that another such thread makes possible.
+//! Both sides wait for a bounded time, and none keeps the other out: a thread that ends a context
+//! may wait in the driver for work that another such thread makes possible.
 
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-
-use rustix::thread::futex;
 
 use crate::ground::clock::{self, now_ns};
 use crate::ground::process;
-use crate::ground::stretch::{Counted, Of, here};
-use crate::ground::thread::thread;
 
-/// What the agent does in contexts just now: [`NOTHING`], [`WORKS`], or [`AWAITED`].
+/// What the agent does in contexts just now: [`NOTHING`], [`WANTS`], or [`WORKS`].
 static AGENT: AtomicU32 = AtomicU32::new(NOTHING);
 const NOTHING: u32 = 0;
-/// It works in them, or waits for threads that end one to be done with that.
-const WORKS: u32 = 1;
-/// The same, and a thread waits for its end.
-const AWAITED: u32 = 2;
+/// It waits for threads that are ending a context to be done with that.
+const WANTS: u32 = 1;
+/// It works in them.
+const WORKS: u32 = 2;
 
-/// Threads of the program that are ending a context.
+/// Threads of the program that are ending a context, or are about to.
 static LEAVING: AtomicU32 = AtomicU32::new(0);
 
 /// TIMEOUT: how long the end of a context waits for the agent: for one chunk of 64 MiB that is
 /// locked at 30 MB/s. After that the driver decides.
 const LOCKED_NS: u64 = 2_000_000_000;
-/// TIMEOUT: how long the agent keeps other threads from ending contexts while it waits for one that
-/// does. Then it lets them go on for a moment.
+/// TIMEOUT: how long the agent waits for threads that are ending a context, and others, once each,
+/// let it go first.
 const PATIENCE_NS: u64 = 20_000_000;
+/// Time between two looks.
+const LOOK: Duration = Duration::from_micros(50);
 
 /// In a forked child: neither the agent nor other threads are there.
 pub(super) fn forget() {
@@ -47,8 +45,22 @@ pub(super) fn forget() {
 }
 
 /// Around a call that may end a context.
-pub(crate) struct Leaving {
-    _counted: Counted,
+#[derive(Debug)]
+pub(crate) struct Leaving(());
+
+impl Leaving {
+    fn begin() -> Self {
+        // SYNC(endings): counted, then a look at the agent; it says that it works, then looks at
+        // the count. Of the two one sees the other.
+        LEAVING.fetch_add(1, Ordering::SeqCst);
+        Self(())
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        LEAVING.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// The calling thread is about to end a context: the agent makes no calls in any from here on.
@@ -57,31 +69,20 @@ pub(crate) fn leaving() -> Option<Leaving> {
     if !super::active() {
         return None;
     }
-    let until_ns = now_ns() + LOCKED_NS;
-    loop {
-        let leaving = Leaving {
-            _counted: thread().counts.begin(Of::Number(&LEAVING), here()),
-        };
-        // SYNC(endings): counted, then a look at the agent; it says that it works, then looks at
-        // the count. Of the two one sees the other.
-        fence(Ordering::SeqCst);
-        let now = AGENT.load(Ordering::SeqCst);
-        if now == NOTHING || now_ns() > until_ns || process::exiting() {
-            return Some(leaving);
-        }
-        drop(leaving);
-        wait();
-    }
+    while_agent(WANTS, PATIENCE_NS);
+    let leaving = Leaving::begin();
+    while_agent(WORKS, LOCKED_NS);
+    Some(leaving)
 }
 
-/// Until the agent is done, or for a moment.
-fn wait() {
-    let _ = AGENT.compare_exchange(WORKS, AWAITED, Ordering::SeqCst, Ordering::SeqCst);
-    let step = rustix::time::Timespec {
-        tv_sec: 0,
-        tv_nsec: 50_000_000,
-    };
-    let _ = futex::wait(&AGENT, futex::Flags::PRIVATE, AWAITED, Some(&step));
+fn while_agent(state: u32, patience_ns: u64) {
+    if AGENT.load(Ordering::SeqCst) != state {
+        return;
+    }
+    let until_ns = now_ns() + patience_ns;
+    while AGENT.load(Ordering::SeqCst) == state && now_ns() < until_ns && !process::exiting() {
+        clock::pause(LOOK);
+    }
 }
 
 /// No context ends, until dropped.
@@ -90,9 +91,7 @@ pub(super) struct HeldOff(());
 
 impl Drop for HeldOff {
     fn drop(&mut self) {
-        if AGENT.swap(NOTHING, Ordering::SeqCst) == AWAITED {
-            let _ = futex::wake(&AGENT, futex::Flags::PRIVATE, i32::MAX as u32);
-        }
+        AGENT.store(NOTHING, Ordering::SeqCst);
     }
 }
 
@@ -107,23 +106,25 @@ pub(super) fn hold_off() -> Option<HeldOff> {
 }
 
 fn hold_off_within(patience_ns: u64) -> Option<HeldOff> {
-    AGENT.store(WORKS, Ordering::SeqCst);
     let held = HeldOff(());
-    // SYNC(endings): see `leaving`.
-    fence(Ordering::SeqCst);
     let until_ns = now_ns() + patience_ns;
-    while LEAVING.load(Ordering::SeqCst) != 0 {
+    loop {
+        AGENT.store(WORKS, Ordering::SeqCst);
+        // SYNC(endings): see `Leaving::begin`.
+        if LEAVING.load(Ordering::SeqCst) == 0 {
+            return Some(held);
+        }
+        AGENT.store(WANTS, Ordering::SeqCst);
         if now_ns() >= until_ns || process::exiting() {
             return None;
         }
-        clock::pause(Duration::from_micros(50));
+        clock::pause(LOOK);
     }
-    Some(held)
 }
 
 /// Whether a thread waits for what was begun by [`hold_off`].
 pub(super) fn is_awaited() -> bool {
-    AGENT.load(Ordering::SeqCst) == AWAITED
+    LEAVING.load(Ordering::SeqCst) != 0
 }
 
 #[cfg(test)]
@@ -137,19 +138,23 @@ mod tests {
         assert_eq!((of(&AGENT), is_awaited()), (WORKS, false));
         drop(held);
         assert_eq!(of(&AGENT), NOTHING);
-        let begun = thread().counts.begin(Of::Number(&LEAVING), here());
-        assert!(try_hold_off().is_none());
+        let begun = Leaving::begin();
+        assert!(try_hold_off().is_none() && hold_off().is_none());
         assert_eq!(of(&AGENT), NOTHING, "others are let go on");
         drop(begun);
-        // A thread that comes meanwhile says so, and is woken.
+        // A thread that comes meanwhile is seen, and goes on afterwards.
         let held = hold_off().expect("nobody ends one any more");
-        let waits = std::thread::spawn(wait);
+        let comes = std::thread::spawn(|| {
+            let _leaving = Leaving::begin();
+            while_agent(WORKS, u64::MAX / 2);
+            AGENT.load(Ordering::SeqCst)
+        });
         while !is_awaited() {
-            assert!(!waits.is_finished(), "it has not waited");
+            assert!(!comes.is_finished(), "it has not waited");
             std::thread::yield_now();
         }
         drop(held);
-        waits.join().expect("it goes on");
-        assert_eq!((of(&AGENT), of(&LEAVING)), (NOTHING, 0));
+        assert_eq!(comes.join().expect("it goes on"), NOTHING);
+        assert_eq!(of(&LEAVING), 0);
     }
 }

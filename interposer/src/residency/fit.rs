@@ -150,6 +150,7 @@ fn relocate(id: u64, to: Place) -> Step<()> {
             .mappings
             .first()
             .map_or_else(Vec::new, |mapping| mapping.access.clone()),
+        buffer_id: 0,
     };
     let outcome = exchange(&of, id, to, &meanwhile, copy_streams);
     // SAFETY: reserved above, and nothing is mapped there any more.

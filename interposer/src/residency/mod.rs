@@ -61,7 +61,9 @@ pub(crate) use last_use::iteration_ended;
 pub(crate) use operands::used;
 pub(crate) use owned::{adopt, is_owned, noted, release, retain, stay, translated, unmapped};
 pub(crate) use quiesce::{ACTIVE, Pass, active, pass, pass_submission};
-pub(crate) use report::{address_range, attribute, attributes, set_attribute};
+pub(crate) use report::{
+    address_range, attribute, attributes, is_mapped, keep_number, set_attribute,
+};
 pub(crate) use space::{Needs, Short, SpaceWait, waits, with_space, with_space_on};
 
 /// Before the first attachment: finds what [`begin`] asks the driver for, which may take the

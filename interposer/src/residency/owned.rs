@@ -73,6 +73,7 @@ pub(crate) fn adopt(
         references: 1,
         of_arena: false,
         sync_memops: false,
+        block_id: 0,
     };
     TAG | chunk::with(|chunks| chunks.add(chunk))
 }
@@ -165,6 +166,7 @@ fn mapped(address: u64, handle: u64) {
         chunk.mappings.push(Mapping {
             address,
             access: Vec::new(),
+            buffer_id: 0,
         });
         if chunk.context == 0 {
             chunk.context = if here.1 == chunk.ordinal && here.0 != 0 {

@@ -125,6 +125,50 @@ pub(crate) unsafe fn attributes(
     Some(CUresult::CUDA_SUCCESS)
 }
 
+/// Whether an address lies in memory that the program has mapped itself, of which the driver knows
+/// nothing while it is out.
+pub(crate) fn is_mapped(address: u64) -> bool {
+    super::active()
+        && !arena::owns(address)
+        && chunk::with(|chunks| mapping_at(chunks, address).is_some())
+}
+
+fn mapping_at(chunks: &mut chunk::Chunks, address: u64) -> Option<(&mut u64, &mut u64)> {
+    chunks.all.values_mut().find_map(|chunk| {
+        let bytes = chunk.bytes;
+        let mut mappings = chunk.mappings.iter_mut();
+        let mapping = mappings.find(|mapping| address.wrapping_sub(mapping.address) < bytes)?;
+        Some((&mut mapping.buffer_id, &mut chunk.block_id))
+    })
+}
+
+/// After the driver has written an attribute of an address in such memory: its numbers stay what
+/// the program was shown first, for the driver has others after each move. Inside the quiesce gate.
+///
+/// # Safety
+/// `data` points to what the driver has written.
+pub(crate) unsafe fn keep_number(data: *mut c_void, attribute: CUpointer_attribute, address: u64) {
+    let is_block = attribute == CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID;
+    if !is_block && attribute != CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID {
+        return;
+    }
+    let to = data.cast::<u64>();
+    // SAFETY: the caller's promise; both are words.
+    let now = unsafe { to.read_unaligned() };
+    let shown = chunk::with(|chunks| {
+        let (buffer_id, block_id) = mapping_at(chunks, address)?;
+        let shown = if is_block { block_id } else { buffer_id };
+        if *shown == 0 {
+            *shown = now;
+        }
+        Some(*shown)
+    });
+    if let Some(shown) = shown {
+        // SAFETY: as above.
+        unsafe { to.write_unaligned(shown) };
+    }
+}
+
 /// After `cuPointerSetAttribute`. The one attribute that can be set says that copies of this memory
 /// are to wait for their end; the driver has heard so of the chunk, hears it again whenever that is
 /// mapped anew, and we remember it of the allocation.

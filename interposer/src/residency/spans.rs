@@ -131,6 +131,7 @@ pub(super) mod tests {
             mappings: vec![Mapping {
                 address,
                 access: vec![chunk::access_from(0)],
+                buffer_id: 0,
             }],
             host_copy: None,
             used: 0,
@@ -139,6 +140,7 @@ pub(super) mod tests {
             references: 0,
             of_arena,
             sync_memops: false,
+            block_id: 0,
         }
     }
 

@@ -9,7 +9,7 @@ use super::{Host, MIB, evictable, welcome};
 /// for what the program does with other contexts.
 #[track_caller]
 fn evictions_go_on(way: &str, threads: u32) {
-    const MOVES: u32 = 12;
+    const MOVES: u32 = 6;
     let sandbox = Sandbox::new();
     let (listening, mut command) = evictable(&sandbox, &programs::program("contexts"));
     command.args([way, &threads.to_string()]);
@@ -18,7 +18,7 @@ fn evictions_go_on(way: &str, threads: u32) {
     assert_eq!(run.answer(), "started");
     let (mut orders, mut evicted, mut refused) = (0, 0, Vec::new());
     let contexts = wait_until("it was evicted, and contexts have ended", || {
-        for _ in 0..3 {
+        for _ in 0..2 {
             arbiter.close();
             arbiter.order(Verb::Evict, 0);
             orders += 1;
@@ -53,7 +53,7 @@ fn evictions_go_on(way: &str, threads: u32) {
 
 #[test]
 fn evictions_go_on_while_threads_create_and_destroy_contexts() {
-    evictions_go_on("created", 3);
+    evictions_go_on("created", 2);
 }
 
 #[test]

@@ -138,6 +138,32 @@ fn memory_that_the_program_maps_itself_moves_with_its_handles() {
     host.ended_well();
 }
 
+#[test]
+fn the_numbers_of_mapped_memory_are_the_same_after_an_eviction() {
+    const BUFFER_ID: u32 = 7;
+    const MEMORY_BLOCK_ID: u32 = 20;
+    let mut host = Host::start();
+    let id = host.take(&format!("vmm {}", 4 * MIB));
+    let ask = |host: &mut Host| {
+        [BUFFER_ID, MEMORY_BLOCK_ID].map(|which| host.run.ask(&format!("attribute {id} {which}")))
+    };
+    let before = ask(&mut host);
+    host.evict();
+    host.restore();
+    let after = ask(&mut host);
+    println!("now: {before:?} before an eviction, {after:?} after it");
+    assert_eq!(before, after);
+    // While it is away the question waits for it, as other calls do.
+    host.evict();
+    host.run.send(&format!("attribute {id} {MEMORY_BLOCK_ID}"));
+    wait_until("the question waits", || {
+        (host.arbiter.pages.client.waiting(0) > 0).then_some(())
+    });
+    host.restore();
+    assert_eq!(host.run.answer(), before[1]);
+    host.ended_well();
+}
+
 /// Evicts and restores `times`, without a pause; how often it was evicted.
 fn move_about(arbiter: &mut Attached, times: usize) -> usize {
     let mut evicted = 0;

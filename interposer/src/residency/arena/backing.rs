@@ -35,6 +35,7 @@ impl Arena {
                 let mappings = vec![Mapping {
                     address,
                     access: access.clone(),
+                    buffer_id: 0,
                 }];
                 let (handle, place) = if on_device {
                     (
@@ -63,6 +64,7 @@ impl Arena {
                     references: 0,
                     of_arena: true,
                     sync_memops: false,
+                    block_id: 0,
                 };
                 made.push((address, chunk));
                 address += bytes;
