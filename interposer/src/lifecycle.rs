@@ -73,7 +73,10 @@ pub(crate) fn before_context(meaning: Context, args: &[usize]) {
     }
     if meaning.may_end() {
         marks::context_goes(destroyed);
-        // The registration of our marks goes with the context that made it.
+    }
+    // The registration of our marks goes with the context that made it, perhaps also where that is
+    // a green one.
+    if meaning.takes_away() {
         registration::withdraw(destroyed);
     }
 }
@@ -81,6 +84,7 @@ pub(crate) fn before_context(meaning: Context, args: &[usize]) {
 /// A call that may end a context, until dropped: no other call of ours is in one.
 #[derive(Debug)]
 pub(crate) struct Ending {
+    _going: residency::Going,
     _leaving: Option<residency::Leaving>,
     /// An error where memory could not be brought back; a context goes all the same.
     _pass: Result<residency::Pass, CUresult>,
@@ -89,6 +93,7 @@ pub(crate) struct Ending {
 /// Around a call that may end a context, after [`before_context`].
 pub(crate) fn end_context(meaning: Context, args: &[usize]) -> Ending {
     let ending = Ending {
+        _going: residency::Going::begin(may_go(meaning, args)),
         _leaving: residency::leaving(),
         _pass: residency::pass(),
     };
@@ -109,7 +114,7 @@ pub(crate) fn after_context(meaning: Context, args: &[usize], result: CUresult) 
             false => metering::context_stays(context),
         }
     }
-    if meaning.may_end() {
+    if meaning.takes_away() {
         registration::left();
     }
     if !result.is_ok() {
@@ -117,6 +122,12 @@ pub(crate) fn after_context(meaning: Context, args: &[usize], result: CUresult) 
             residency::green_stays(*green);
         }
         return;
+    }
+    if meaning.created_on().is_some() {
+        let at = args.first().copied().unwrap_or(0) as *const usize;
+        // SAFETY: not null, and the driver has just written a handle there.
+        let context = if at.is_null() { 0 } else { unsafe { *at } };
+        residency::await_going(context);
     }
     // CAST: arguments arrive as machine words; a CUdevice is the low half.
     let device = |at: usize| args.get(at).map_or(-1, |word| *word as i32);
@@ -169,6 +180,18 @@ fn context_died(context: usize) {
     metering::context_died(context);
     marks::context_gone(context);
     capture::context_gone(context);
+}
+
+/// The context that may be gone after a call; 0: none that is known.
+fn may_go(meaning: Context, args: &[usize]) -> usize {
+    let first = args.first().copied().unwrap_or(0);
+    match meaning {
+        Context::Destroys | Context::Detaches => first,
+        // CAST: arguments arrive as machine words; a CUdevice is the low half.
+        Context::ResetsPrimary | Context::ReleasesPrimary => primary(first as i32).unwrap_or(0),
+        Context::DestroysGreen if residency::active() => residency::of_green(first),
+        _ => 0,
+    }
 }
 
 /// The context that a call destroys for certain if it succeeds.

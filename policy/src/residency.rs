@@ -50,9 +50,11 @@ pub use pressure::{Level, Pressure};
 pub const UNKNOWN_BYTES_PER_US: u64 = 10_000;
 /// What a switch costs beyond its bytes: draining, and handles to make and to map.
 const SWITCH_NS: u64 = 5_000_000;
-/// An allocation that waits for space waits at most this long for the end of another job's term.
-/// TIMEOUT: it gives up after half a minute.
-const URGENT_NS: u64 = 2_000_000_000;
+/// An allocation that waits for space stands in the middle of its job's work, so it does not wait
+/// for the end of another job's term: only until that has stayed for so many times what its switch
+/// takes, at least and at most so long. TIMEOUT: it gives up after half a minute.
+const URGENT_SWITCHES: u64 = 2;
+const URGENT_NS: std::ops::RangeInclusive<u64> = 250_000_000..=2_000_000_000;
 /// Terms are in proportion to weights up to this factor; beyond it a small share would wait for
 /// minutes.
 const MOST_TERMS: f64 = 20.0;
@@ -257,6 +259,12 @@ pub struct Arbitration {
     pub link: Link,
     pressure: Pressure,
     parked: Vec<TenantId>,
+}
+
+/// How long a job stays whose space an allocation waits for, if its term and its switch are so long.
+fn urgent_ns(term_ns: u64, switch_ns: u64) -> u64 {
+    let stays_ns = switch_ns.saturating_mul(URGENT_SWITCHES);
+    term_ns.min(stays_ns.clamp(*URGENT_NS.start(), *URGENT_NS.end()))
 }
 
 impl Arbitration {
@@ -491,7 +499,7 @@ impl Arbitration {
         }
         let term_ns = self.term_ns(residents, other, switch_ns);
         let term_ns = if urgent {
-            term_ns.min(URGENT_NS)
+            urgent_ns(term_ns, switch_ns)
         } else {
             term_ns
         };

@@ -49,7 +49,11 @@ pub(crate) fn withdraw(context: Option<usize>) {
         return;
     }
     let left = STATE.compare_exchange(DONE, LEAVING, Ordering::AcqRel, Ordering::Relaxed);
-    let Some(attached) = client::current().filter(|_| left.is_ok()) else {
+    if left.is_err() {
+        return;
+    }
+    thread().withdrew.set(true);
+    let Some(attached) = client::current() else {
         return;
     };
     // SYNC(leave): pairs with the fence in `offset`: either its mark is seen here, or it sees that
@@ -66,8 +70,12 @@ pub(crate) fn withdraw(context: Option<usize>) {
     }
 }
 
-/// The context has gone, or stays.
+/// The context has gone, or stays. Until then nobody registers the page again, whatever becomes of
+/// other threads' contexts: it would be registered already, and no more a moment later.
 pub(crate) fn left() {
+    if !thread().withdrew.take() {
+        return;
+    }
     // The driver answers that the page is registered already where it stays.
     let _ = STATE.compare_exchange(LEAVING, NEVER, Ordering::AcqRel, Ordering::Relaxed);
 }

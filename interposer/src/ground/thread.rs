@@ -129,6 +129,8 @@ pub(crate) struct Thread {
     /// Slots of the last marks, plus one, and how many marks there were.
     pub(crate) recent: [Cell<u16>; RECENT],
     pub(crate) recent_marks: Cell<u32>,
+    /// The registration of our page was withdrawn for the context that it is about to end.
+    pub(crate) withdrew: Cell<bool>,
     /// The graph that it is about to launch may wait for the host.
     pub(crate) graph_waits: Cell<bool>,
     /// Slots of the streams of the batch, as bits.

@@ -18,7 +18,7 @@ mod ending;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use channel::Prepaid;
@@ -27,7 +27,7 @@ use shim_ffi::*;
 use super::chunk::GRANULE;
 use super::ranges::Ranges;
 use super::space::{self, Needs};
-use super::{agent, quiesce, tuning};
+use super::{agent, copy_streams, endings, quiesce, tuning};
 use crate::attachment::client;
 use crate::driver::real;
 use crate::ground::thread::thread;
@@ -88,6 +88,8 @@ struct Arena {
     bytes: u64,
     inner: Mutex<Inner>,
     dead: AtomicBool,
+    /// [`copy_streams::struck`] when its context was last noted.
+    noted: AtomicU32,
 }
 
 /// Arenas that were made; never freed, because threads may be looking at them.
@@ -207,8 +209,17 @@ fn of(meter: &Meter) -> Option<&'static Arena> {
     if context == 0 || ordinal < 0 {
         return None;
     }
+    endings::await_going(context);
     let find = || arenas().find(|arena| arena.context == context);
-    find().or_else(|| make(meter, context, ordinal).or_else(find))
+    let arena = find().or_else(|| make(meter, context, ordinal).or_else(find))?;
+    // A context that has ended and left its memory may have been struck out, and another one has
+    // its handle.
+    let struck = copy_streams::struck();
+    if arena.noted.load(Ordering::Relaxed) != struck {
+        copy_streams::note_context(ordinal, context);
+        arena.noted.store(struck, Ordering::Relaxed);
+    }
+    Some(arena)
 }
 
 #[cold]
@@ -248,6 +259,7 @@ fn make(meter: &Meter, context: usize, ordinal: i32) -> Option<&'static Arena> {
         bytes,
         inner: Mutex::new(inner),
         dead: AtomicBool::new(false),
+        noted: AtomicU32::new(copy_streams::struck()),
     });
     // Two threads may come at once: one of them gives its addresses back. No driver call under this
     // lock.
@@ -271,7 +283,7 @@ fn make(meter: &Meter, context: usize, ordinal: i32) -> Option<&'static Arena> {
     };
     match placed {
         Ok(arena) => {
-            super::copy_streams::note_context(ordinal, context);
+            copy_streams::note_context(ordinal, context);
             agent::start();
             Some(arena)
         }

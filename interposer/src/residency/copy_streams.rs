@@ -1,6 +1,7 @@
 //! What we keep in the program's contexts: streams of our own, an event, a kernel; and waiting for
 //! what is under way there.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -122,6 +123,15 @@ pub(super) fn driver_can() -> bool {
     .all(real::exported)
 }
 
+/// How often a context was struck out.
+static STRUCK: AtomicU32 = AtomicU32::new(0);
+
+/// Who has noted a context since then need not do so again.
+#[inline]
+pub(super) fn struck() -> u32 {
+    STRUCK.load(Ordering::Acquire)
+}
+
 /// A context in which the program works: its streams have to be done before anything moves.
 pub(super) fn note_context(ordinal: i32, context: usize) {
     contexts(|all| note(all, ordinal, context));
@@ -144,6 +154,7 @@ pub(super) fn context_died(context: usize) {
 
 /// Nothing is done in a context any more.
 fn use_no_more(context: usize) {
+    STRUCK.fetch_add(1, Ordering::AcqRel);
     let left: Vec<(i32, usize)> = contexts(|all| {
         all.retain(|known| known.context != context);
         all.iter()
@@ -161,7 +172,7 @@ fn use_no_more(context: usize) {
 }
 
 /// The context that a green context is to most calls; 0: it is none.
-fn of_green(green: usize) -> usize {
+pub(crate) fn of_green(green: usize) -> usize {
     let mut context = CUcontext::NULL;
     let green = CUgreenCtx(std::ptr::with_exposed_provenance_mut(green));
     // SAFETY: valid pointer to a local; a handle that the program is about to use itself.

@@ -9,10 +9,14 @@
 //! Where memory could not be brought back threads are not kept at the closed quiesce gate any more,
 //! and may end a context there: then the same holds for a whole order.
 //!
+//! A driver may give the handle of a context that has ended to the next one, before the thread that
+//! ended it is back from the call: who has a new context waits until what belonged to the old one is
+//! struck out ([`Going`]).
+//!
 //! Both sides wait for a bounded time, and none keeps the other out: a thread that ends a context
 //! may wait in the driver for work that another such thread makes possible.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::ground::clock::{self, now_ns};
@@ -38,8 +42,70 @@ const PATIENCE_NS: u64 = 20_000_000;
 /// Time between two looks.
 const LOOK: Duration = Duration::from_micros(50);
 
+/// Contexts that threads are ending, and how many there are. Who finds no place is not waited for.
+static GOING: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
+static GOING_COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// TIMEOUT: how long who has a context waits until an earlier one of the same handle is struck out:
+/// microseconds after the driver has ended it, unless a thread stands still in between.
+const GOING_NS: u64 = 2_000_000_000;
+
+/// A context that may be gone after a call, until all that belonged to it is struck out.
+#[derive(Debug)]
+pub(crate) struct Going(Option<&'static AtomicUsize>);
+
+impl Going {
+    /// Before the call.
+    pub(crate) fn begin(context: usize) -> Self {
+        let taken = GOING.iter().find(|place| {
+            // SYNC(going): published before the driver is called, which is what gives the handle to
+            // somebody else.
+            context != 0
+                && (place.compare_exchange(0, context, Ordering::SeqCst, Ordering::Relaxed)).is_ok()
+        });
+        if taken.is_some() {
+            GOING_COUNT.fetch_add(1, Ordering::SeqCst);
+        }
+        Self(taken)
+    }
+}
+
+impl Drop for Going {
+    fn drop(&mut self) {
+        if let Some(place) = self.0 {
+            place.store(0, Ordering::SeqCst);
+            GOING_COUNT.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// A thread works in a context of this handle from here on. Not for one that is about to end it.
+#[inline]
+pub(crate) fn await_going(context: usize) {
+    if GOING_COUNT.load(Ordering::SeqCst) != 0 {
+        await_one(context);
+    }
+}
+
+#[cold]
+fn await_one(context: usize) {
+    let goes = || {
+        GOING
+            .iter()
+            .any(|place| place.load(Ordering::SeqCst) == context)
+    };
+    let until_ns = now_ns() + GOING_NS;
+    while context != 0 && goes() && now_ns() < until_ns && !process::exiting() {
+        clock::pause(LOOK);
+    }
+}
+
 /// In a forked child: neither the agent nor other threads are there.
 pub(super) fn forget() {
+    GOING
+        .iter()
+        .for_each(|place| place.store(0, Ordering::Relaxed));
+    GOING_COUNT.store(0, Ordering::Relaxed);
     AGENT.store(NOTHING, Ordering::Relaxed);
     LEAVING.store(0, Ordering::Relaxed);
 }
@@ -130,6 +196,26 @@ pub(super) fn is_awaited() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_has_a_context_waits_for_the_end_of_an_earlier_one_of_its_handle() {
+        await_going(7);
+        let going = Going::begin(7);
+        await_going(8);
+        let waits = std::thread::spawn(|| {
+            await_going(7);
+            GOING.iter().any(|place| place.load(Ordering::SeqCst) == 7)
+        });
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(!waits.is_finished(), "it has not waited");
+        drop(going);
+        assert!(
+            !waits.join().expect("it goes on"),
+            "it has gone on too early"
+        );
+        drop(Going::begin(0));
+        assert_eq!(GOING_COUNT.load(Ordering::SeqCst), 0);
+    }
 
     #[test]
     fn the_end_of_a_context_and_the_agents_calls_exclude_each_other() {

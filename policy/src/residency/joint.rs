@@ -20,7 +20,7 @@
 //! A term ends by the rules of one device ([`Arbitration`](super::Arbitration)); its switch is that
 //! of all devices together, for one process moves the memory of one device after that of another.
 
-use super::{Arbitration, MOST_TERMS, ResidentJob, ResidentJobs, Space, Standing, URGENT_NS};
+use super::{Arbitration, MOST_TERMS, ResidentJob, ResidentJobs, Space, Standing, urgent_ns};
 use crate::slice::{Class, TenantId};
 
 /// When somebody who is on the way can be asked for space: later, and nobody knows when.
@@ -408,7 +408,7 @@ impl<'a> Joint<'a> {
         }
         let term_ns = self.term_ns(other, switch_ns);
         let term_ns = if urgent {
-            term_ns.min(URGENT_NS)
+            urgent_ns(term_ns, switch_ns)
         } else {
             term_ns
         };
