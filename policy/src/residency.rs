@@ -261,7 +261,7 @@ pub struct Arbitration {
     parked: Vec<TenantId>,
 }
 
-/// How long a job stays whose space an allocation waits for, if its term and its switch are so long.
+/// How long a job stays whose space an allocation waits for, by its term and its switch.
 fn urgent_ns(term_ns: u64, switch_ns: u64) -> u64 {
     let stays_ns = switch_ns.saturating_mul(URGENT_SWITCHES);
     term_ns.min(stays_ns.clamp(*URGENT_NS.start(), *URGENT_NS.end()))

@@ -182,7 +182,7 @@ impl StreamRate {
         }
     }
 
-    /// What mark `mark` is going to cover may wait for the host: the next one, or one of those before.
+    /// What mark `mark`, the next one, is going to cover may wait for the host.
     pub(crate) fn waits_at(&self, mark: u64) {
         self.waits.fetch_or(bit_of(mark), Ordering::Relaxed);
     }

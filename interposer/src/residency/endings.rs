@@ -10,8 +10,8 @@
 //! and may end a context there: then the same holds for a whole order.
 //!
 //! A driver may give the handle of a context that has ended to the next one, before the thread that
-//! ended it is back from the call: who has a new context waits until what belonged to the old one is
-//! struck out ([`Going`]).
+//! ended it is back from the call: who has a new context waits until what belonged to the old one
+//! is struck out ([`Going`]).
 //!
 //! Both sides wait for a bounded time, and none keeps the other out: a thread that ends a context
 //! may wait in the driver for work that another such thread makes possible.
