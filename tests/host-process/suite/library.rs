@@ -75,6 +75,7 @@ fn it_exports_no_more_than_the_driver_and_its_entries() {
         "la_objopen",
         "la_objsearch",
         "InitializeInjection",
+        "__asan_default_options",
     ];
     // Those that docs/reference/memory.md lists, and none by which a program asks whether there is
     // an NVML.
