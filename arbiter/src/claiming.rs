@@ -1,5 +1,7 @@
 //! Jobs get devices that this arbiter has, and their users hear who else has them.
 
+use std::collections::BTreeSet;
+
 use control::paths::RUNTIME_DIR_VAR;
 use control::{ControlError, DeviceSelector, ErrorCode, JobSpec};
 
@@ -39,6 +41,15 @@ impl Arbiter {
                 self.claims.is_known(&device, now_ns);
             }
         }
+    }
+
+    /// A job is gone: what none of the others may use is given up.
+    pub(crate) fn give_up_unused_claims(&mut self) {
+        let needed: BTreeSet<Claimed> = (self.ledger.iter())
+            .flat_map(|t| self.claimed(t.spec.settings.devices(), t.spec.simulated))
+            .map(|(_, device)| device)
+            .collect();
+        self.claims.keep_only(&needed);
     }
 
     /// Devices were claimed, or others have them.

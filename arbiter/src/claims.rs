@@ -3,7 +3,8 @@
 //! The same user over ssh and from cron has two runtime directories, and would have two arbiters,
 //! neither of which knows of the other's jobs. So an arbiter claims the devices of its jobs by
 //! abstract sockets, which no cleaner removes and which end with their process, however it ends: a
-//! name for each user, device and, where it is simulated, simulator. Who finds a name taken asks
+//! name for each user, device and, where it is simulated, simulator. A device that none of its jobs
+//! may use any more is anybody's. Who finds a name taken asks
 //! there whose it is. Other users' arbiters have names of their own and are reported: which of two
 //! users may have a device is for the host's arbiter to decide.
 //!
@@ -22,6 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use control::paths::RuntimeDir;
+use parking_lot::Mutex;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::background::Background;
@@ -35,6 +37,8 @@ const ANSWER: Duration = Duration::from_millis(500);
 /// TIMEOUT: how long the arbiter before this one in the same directory may take to end once it has
 /// given up the directory's lock.
 const ENDING: Duration = Duration::from_secs(1);
+/// TIMEOUT: how long another arbiter may take to give up a device whose last job has just ended.
+const GIVING_UP: Duration = Duration::from_millis(100);
 /// Questions at a time.
 const MOST: usize = 4;
 const PREFIX: &str = "sublet-arbiter";
@@ -100,10 +104,14 @@ pub struct Standing {
     pub shared: Vec<Other>,
 }
 
+/// Names that are held. Its lock is held for as long as one is added or taken away.
+type Held = Arc<Mutex<BTreeMap<Claimed, Claim>>>;
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Claims {
     looks: Option<Background<Claimed, (Claimed, Standing)>>,
+    held: Held,
     asked: BTreeSet<Claimed>,
     /// With the time of the look.
     known: BTreeMap<Claimed, (Standing, u64)>,
@@ -120,12 +128,14 @@ impl Claims {
             return Ok(Self::none());
         }
         let mut office = Office::new(dir, rustix::process::geteuid().as_raw());
+        let held = Arc::clone(&office.held);
         let looks = Background::start("claims", MOST, move |device: Claimed| {
             let standing = office.look(&device);
             (device, standing)
         })?;
         Ok(Self {
             looks: Some(looks),
+            held,
             ..Self::none()
         })
     }
@@ -134,6 +144,7 @@ impl Claims {
     pub fn none() -> Self {
         Self {
             looks: None,
+            held: Held::default(),
             asked: BTreeSet::new(),
             known: BTreeMap::new(),
         }
@@ -185,6 +196,14 @@ impl Claims {
         known.or_insert((free, now_ns)).1 = now_ns;
     }
 
+    /// Gives up what no job needs any more; what was asked for just now a job is about to need.
+    pub fn keep_only(&mut self, needed: &BTreeSet<Claimed>) {
+        let asked = &self.asked;
+        let keeps = |device: &Claimed| needed.contains(device) || asked.contains(device);
+        self.held.lock().retain(|device, _| keeps(device));
+        self.known.retain(|device, _| keeps(device));
+    }
+
     /// How things stand with a device, as far as that is known.
     pub fn of(&self, device: &Claimed) -> Option<&Standing> {
         self.known.get(device).map(|(standing, _)| standing)
@@ -195,7 +214,7 @@ impl Claims {
 struct Office {
     dir: PathBuf,
     uid: u32,
-    held: BTreeMap<Claimed, Claim>,
+    held: Held,
 }
 
 impl Office {
@@ -203,7 +222,7 @@ impl Office {
         Self {
             dir: dir.to_owned(),
             uid,
-            held: BTreeMap::new(),
+            held: Held::default(),
         }
     }
 
@@ -211,20 +230,23 @@ impl Office {
         let text = device.text();
         let since = Instant::now();
         let taken = loop {
-            if self.held.contains_key(device) {
+            if self.held.lock().contains_key(device) {
                 break None;
             }
             let name = format!("{PREFIX}/{}/{text}", self.uid);
             match Claim::make(&name, &self.dir, self.uid) {
                 Ok(claim) => {
-                    self.held.insert(device.clone(), claim);
+                    self.held.lock().insert(device.clone(), claim);
                     break None;
                 }
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                     match ask(&name) {
                         // Another user's program has the name, which claims nothing for this one.
                         Some(other) if other.uid != self.uid => break None,
-                        Some(other) if other.dir.as_deref() != Some(&*self.dir) => {
+                        Some(other)
+                            if other.dir.as_deref() != Some(&*self.dir)
+                                && since.elapsed() >= GIVING_UP =>
+                        {
                             break Some(other);
                         }
                         // It has ended meanwhile, or is about to: this one has its directory.

@@ -195,6 +195,7 @@ impl Arbiter {
         let Some(tenant) = self.ledger.remove(id) else {
             return;
         };
+        self.give_up_unused_claims();
         let fields = status.as_ref().map_or(Vec::new(), |status| {
             vec![
                 ("device_time_ns", Value::from(status.device_time_ns)),

@@ -317,11 +317,13 @@ fn a_second_arbiter_of_a_user_refuses_jobs_on_devices_that_the_first_one_has() {
     // The way out that it names.
     Outcome::of(&mut job("cron", &dirs[0])).succeeded();
     assert_eq!(over_ssh.finish().code, Some(0));
+    // Its arbiter is there still, and has no job that needs a device.
+    wait_until("the second one has the devices", || {
+        (Outcome::of(&mut job("cron", &dirs[1])).code == Some(0)).then_some(())
+    });
+    Outcome::of(&mut job("ssh", &dirs[0])).succeeded();
     stop(&dirs[0]);
-    wait_until(
-        "the first one has ended, and the second has the devices",
-        || (Outcome::of(&mut job("cron", &dirs[1])).code == Some(0)).then_some(()),
-    );
+    Outcome::of(&mut job("cron", &dirs[1])).succeeded();
     stop(&dirs[1]);
 }
 
