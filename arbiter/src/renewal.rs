@@ -10,9 +10,11 @@ use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
+use std::time::Duration;
 
 use channel::arbiter::Listener;
 use control::paths::RuntimeDir;
+use parking_lot::Mutex;
 
 use crate::background::Background;
 use crate::premises::{self, Premises};
@@ -55,7 +57,12 @@ pub struct Renewal {
     again_ns: u64,
     /// What was said last.
     said: String,
+    /// The arbiter ends: nothing is made again.
+    over: Arc<Mutex<bool>>,
 }
+
+/// TIMEOUT: how long the end waits for a look that is under way, which makes two sockets at most.
+const END: Duration = Duration::from_secs(1);
 
 impl Renewal {
     /// Starts the thread, where names are to be made again.
@@ -63,8 +70,14 @@ impl Renewal {
     /// # Errors
     /// It cannot be started.
     pub fn start(premises: Premises, renew: Option<Renew>) -> io::Result<Self> {
+        let over = Arc::new(Mutex::new(false));
+        let ends = Arc::clone(&over);
         let look = |mut renew: Renew| {
             Background::start("premises", 1, move |premises: Arc<Premises>| {
+                let over = ends.lock();
+                if *over {
+                    return None;
+                }
                 let what = premises.amiss()?;
                 let renewed = renew(&premises);
                 Some(Amiss { what, renewed })
@@ -76,7 +89,15 @@ impl Renewal {
             asked: false,
             again_ns: 0,
             said: String::new(),
+            over,
         })
+    }
+
+    /// The arbiter ends: names that it removes are not made again.
+    pub fn end(&self) {
+        if let Some(mut over) = self.over.try_lock_for(END) {
+            *over = true;
+        }
     }
 
     /// What of the directory is this arbiter's.
@@ -165,4 +186,38 @@ pub fn renew(
         api,
         premises,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn an_arbiter_that_ends_makes_nothing_again() {
+        let folder = tempfile::tempdir().expect("directory");
+        let name = folder.path().join("api.sock");
+        std::fs::write(&name, "").expect("written");
+        let mut premises = Premises::enter(folder.path()).expect("entered");
+        premises.note(&name).expect("noted");
+        std::fs::remove_file(&name).expect("removed");
+        let renew: Renew = Box::new(|_| Err("it was tried".into()));
+        let mut renewal = Renewal::start(premises, Some(renew)).expect("a thread");
+        let found = |renewal: &mut Renewal, now_ns: u64| {
+            renewal.look(now_ns);
+            let deadline = Instant::now() + testbed::PATIENCE;
+            while renewal.asked {
+                assert!(Instant::now() < deadline, "it is looked at");
+                if let Some(amiss) = renewal.take(now_ns) {
+                    return Some(amiss.renewed.expect_err("it was not made"));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            None
+        };
+        assert_eq!(found(&mut renewal, 1).as_deref(), Some("it was tried"));
+        renewal.end();
+        assert_eq!(found(&mut renewal, 2 * EVERY_NS), None);
+    }
 }
