@@ -80,11 +80,13 @@ pub(super) struct Account {
     alone_raw_ns: f64,
     /// Time since the last mark while alone; `None`: no mark was seen since it is alone.
     since_mark_ns: Option<f64>,
-    /// How long no other job has wanted the device.
+    /// How long no other job has used the device.
     undisturbed_ns: f64,
     /// Time that it was seen alone, and device time finished in it.
     pub solo_ns: f64,
     pub solo_passed_ns: f64,
+    /// Stretches alone that it was given for that.
+    pub solo_stretches: u32,
     /// Part of the time in which it was absent.
     absent: f64,
     /// Behaves like a service, declared or not.
@@ -130,6 +132,7 @@ impl Account {
             undisturbed_ns: 0.0,
             solo_ns: 0.0,
             solo_passed_ns: 0.0,
+            solo_stretches: 0,
             absent: 0.0,
             serves: false,
             bucket_ns: 0.0,
@@ -227,7 +230,7 @@ impl Account {
             self.absent > constants.service_absent && self.used < constants.service_uses * share;
     }
 
-    /// Counts time in which no other job wants the device, after the first of it.
+    /// Counts time in which no other job uses the device, after the first of it.
     fn watch_solo(&mut self, dt: f64, undisturbed: bool, constants: &Constants) {
         if !undisturbed {
             self.undisturbed_ns = 0.0;
@@ -259,6 +262,13 @@ pub(super) struct DeviceMeans {
     claims: Vec<Claim>,
 }
 
+impl DeviceMeans {
+    /// Forgets what the pages of jobs that are gone have said.
+    pub fn forget(&mut self) {
+        (self.lost_ns, self.hidden_ns, self.excess_ns) = (0.0, 0.0, 0.0);
+    }
+}
+
 /// Takes in a look: charges, entitlements, balances. `held_for`: the job for which others are shut,
 /// and whether nobody open beside it wants the device.
 pub(super) fn account(
@@ -279,12 +289,13 @@ pub(super) fn account(
     // A mark says at once what a long kernel did over a long time.
     let at_once = largest.min(constants.excess_kernel_ns) * 2 + constants.excess_ns;
     let excess = means.excess_ns + passed - dt * constants.excess;
-    means.excess_ns = excess.max(-(at_once as f64));
+    // Bounded, so that a doubt ends some time after its cause.
+    means.excess_ns = excess.clamp(-(at_once as f64), 2.0 * constants.excess_ns as f64);
     let has_work = accounts.iter().any(|of| of.look.pending_ns > 0);
     if accounts.len() > 1 && has_work {
         means.hidden_ns += dt * constants.least;
     }
-    means.hidden_ns = (means.hidden_ns - passed).max(0.0);
+    means.hidden_ns = (means.hidden_ns - passed).clamp(0.0, 2.0 * at_once as f64);
     means.believed_ns = at_once as f64;
     entitle(accounts, &mut means.claims);
     balance(accounts, dt, step, constants);
@@ -294,7 +305,9 @@ pub(super) fn account(
         let undisturbed = busy(of) && busy_ones == 1;
         of.learn(dt, undisturbed, constants);
     }
-    let wanting = accounts.iter().filter(|of| of.look.wants()).count();
+    // Those at a shut gate disturb nobody.
+    let uses = |of: &Account| of.look.pending_ns > 0 || of.passed_ns > 0.0;
+    let using = accounts.iter().filter(|of| uses(of)).count();
     let shares: f64 = accounts
         .iter()
         .filter(|of| of.guaranteed())
@@ -302,8 +315,9 @@ pub(super) fn account(
         .sum();
     for of in accounts.iter_mut() {
         of.watch_service(now_ns, dt, of.terms.share / shares, constants);
-        let mine = usize::from(of.look.wants());
-        of.watch_solo(dt, of.look.present && wanting == mine, constants);
+        let mine = usize::from(uses(of));
+        let alone = of.look.present && !of.look.at_gate && using == mine;
+        of.watch_solo(dt, alone, constants);
     }
 }
 
@@ -322,7 +336,10 @@ fn charge(
     // Paid out over the time of a mean, so that a long kernel, which is seen when it ends, weighs
     // nothing in the end.
     if working > 1 {
-        means.lost_ns += dt - passed;
+        // A page may say that the work of years has passed, and one that stalls for minutes cost
+        // the others no turns.
+        let bound = constants.lost_ns as f64 + means.believed_ns;
+        means.lost_ns = (means.lost_ns + dt - passed).clamp(-bound, bound);
     }
     let turns = if working > 0 {
         (means.lost_ns * step).clamp(0.0, 0.3 * dt)

@@ -38,6 +38,8 @@ pub struct Constants {
     pub latency_active_ns: u64,
     /// Bound of each balance, before the largest kernel is added.
     pub bound_ns: u64,
+    /// Bound of the time of turns that is not charged yet, before the largest kernel is added.
+    pub lost_ns: u64,
     /// How much a largest kernel adds to the bound at most.
     pub bound_kernel_ns: u64,
     /// Bound of what a latency job may save up, for a whole device.
@@ -94,6 +96,8 @@ pub struct Constants {
     pub solo_every_ns: u64,
     /// See [`Constants::solo_ns`].
     pub solo_enough_ns: u64,
+    /// How many such stretches a job is given at most.
+    pub solo_stretches: u32,
     /// How long a job is below its floor beside kernels of at least
     /// [`Constants::long_kernel_ns`] before the two get slices.
     pub below_floor_ns: u64,
@@ -130,6 +134,7 @@ impl Constants {
         latency_linger_ns: 300_000,
         latency_active_ns: 1_000_000_000,
         bound_ns: 20_000_000,
+        lost_ns: 100_000_000,
         bound_kernel_ns: 200_000_000,
         slack_ns: 200_000_000,
         slack_first_ns: 5_000_000,
@@ -156,6 +161,7 @@ impl Constants {
         solo_ns: 5_000_000,
         solo_every_ns: 2_000_000_000,
         solo_enough_ns: 20_000_000,
+        solo_stretches: 16,
         below_floor_ns: 500_000_000,
         long_kernel_ns: 2_000_000,
         doubt_ns: 5_000_000_000,
@@ -185,6 +191,7 @@ impl Constants {
             latency_linger_ns: longer(self.latency_linger_ns),
             latency_active_ns: longer(self.latency_active_ns),
             bound_ns: longer(self.bound_ns),
+            lost_ns: longer(self.lost_ns),
             bound_kernel_ns: longer(self.bound_kernel_ns),
             slack_ns: longer(self.slack_ns),
             slack_first_ns: longer(self.slack_first_ns),
@@ -203,6 +210,7 @@ impl Constants {
             solo_ns: longer(self.solo_ns),
             solo_every_ns: longer(self.solo_every_ns),
             solo_enough_ns: longer(self.solo_enough_ns),
+            solo_stretches: self.solo_stretches,
             below_floor_ns: longer(self.below_floor_ns),
             long_kernel_ns: longer(self.long_kernel_ns),
             doubt_ns: longer(self.doubt_ns),

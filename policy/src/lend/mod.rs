@@ -105,12 +105,10 @@ impl Lend {
         }
     }
 
-    /// A job comes, or its terms change. Its balances stay. A share that is no positive number
-    /// counts as the smallest one.
-    pub fn set_terms(&mut self, tenant: TenantId, mut terms: LendTerms) {
-        if !(terms.share.is_finite() && terms.share > 0.0) {
-            terms.share = f64::MIN_POSITIVE;
-        }
+    /// A job comes, or its terms change. Its balances stay. Terms that make no sense are bounded,
+    /// see [`LendTerms`].
+    pub fn set_terms(&mut self, tenant: TenantId, terms: LendTerms) {
+        let terms = terms.bounded();
         match self.accounts.iter_mut().find(|of| of.tenant == tenant) {
             Some(of) => of.terms = terms,
             None => self
@@ -130,6 +128,8 @@ impl Lend {
         if self.held.is_some_and(|held| held.tenant == tenant) {
             self.held = None;
         }
+        // What was said of the device was said by the jobs that were there.
+        self.means.forget();
     }
 
     /// Takes in what all processes say at `now_ns` and decides. Processes of jobs that did not join
@@ -204,6 +204,8 @@ impl Lend {
             of.present = false;
         }
         let mut passed_ns = 0.0;
+        // What a page may say at most: the longest kernels that are believed, and the time since.
+        let most_ns = (self.constants.excess_kernel_ns * 2).saturating_add(dt as u64);
         for (at, look) in looks.iter().enumerate() {
             let Some(of) = self.accounts.iter_mut().find(|of| of.tenant == look.tenant) else {
                 continue;
@@ -226,11 +228,14 @@ impl Lend {
                 self.escape.doubt(now_ns, SliceReason::CounterWentBack);
                 continue;
             };
-            of.look.raw_ns += done.passed_ns as f64;
-            of.look.submitted_ns += done.submitted_ns as f64;
-            of.look.fresh += done.fresh;
+            if done.passed_ns > most_ns {
+                self.escape.doubt(now_ns, SliceReason::MoreThanTime);
+            }
+            of.look.raw_ns += done.passed_ns.min(most_ns) as f64;
+            of.look.submitted_ns += done.submitted_ns.min(most_ns) as f64;
+            of.look.fresh = of.look.fresh.saturating_add(done.fresh);
             of.largest_ns = of.largest_ns.max(look.largest_ns);
-            passed_ns += done.passed_ns as f64 * of.scale;
+            passed_ns += done.passed_ns.min(most_ns) as f64 * of.scale;
             state.done_ns = done.passed_ns;
         }
         self.processes.retain(|of| of.present);
@@ -324,7 +329,8 @@ impl Lend {
             self.shut_for(held, until_ns);
         }
         let busy = self.held.is_some_and(|held| held.level == Level::Request);
-        self.solo.choose(now_ns, &self.accounts, busy, &constants);
+        self.solo
+            .choose(now_ns, &mut self.accounts, busy, &constants);
         if let Some(solo) = self.solo.tenant() {
             for gate in &mut self.gates {
                 gate.gate = if gate.tenant == solo {

@@ -74,14 +74,21 @@ impl ProcessLook {
     }
 }
 
+/// The largest share, and one over it the least.
+pub const MOST_SHARE: f64 = 1e9;
+/// The least part of the device that `share_max` may leave a job.
+const LEAST_PART: f64 = 1e-6;
+
 /// What a job is promised on this device.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LendTerms {
-    /// Its share; only the relation to others counts. Above 0.
+    /// Its share; only the relation to others counts. Above 0, and at most [`MOST_SHARE`]; what is
+    /// not counts as the nearest share that is, and what is no number as the least.
     pub share: f64,
     /// Opportunistic jobs get what guaranteed ones leave.
     pub class: Class,
     /// Part of the device's time that it may use at most, in (0, 1]; `None`: as much as is there.
+    /// More than 1 counts as 1; 0 or less, and what is no number, as a millionth.
     pub share_max: Option<f64>,
     /// Its requests go first, inside its share.
     pub latency: bool,
@@ -94,6 +101,25 @@ impl Default for LendTerms {
             class: Class::Guaranteed,
             share_max: None,
             latency: false,
+        }
+    }
+}
+
+impl LendTerms {
+    /// The same with what makes no sense put right.
+    #[must_use]
+    pub(super) fn bounded(self) -> Self {
+        let within = |value: f64, least: f64, most: f64| {
+            if value.is_nan() {
+                least
+            } else {
+                value.clamp(least, most)
+            }
+        };
+        Self {
+            share: within(self.share, 1.0 / MOST_SHARE, MOST_SHARE),
+            share_max: self.share_max.map(|most| within(most, LEAST_PART, 1.0)),
+            ..self
         }
     }
 }

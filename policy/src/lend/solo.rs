@@ -24,10 +24,16 @@ impl Solo {
     }
 
     /// Ends a stretch, begins one. `busy`: a request is served, nobody may be kept from it.
-    pub fn choose(&mut self, now_ns: u64, accounts: &[Account], busy: bool, constants: &Constants) {
+    pub fn choose(
+        &mut self,
+        now_ns: u64,
+        accounts: &mut [Account],
+        busy: bool,
+        constants: &Constants,
+    ) {
         let gone = |tenant: TenantId| {
             let of = accounts.iter().find(|of| of.tenant == tenant);
-            of.is_none_or(|of| of.look.banned)
+            of.is_none_or(|of| of.look.banned || of.capped())
         };
         if let Some((tenant, end_ns)) = self.stretch
             && (busy || now_ns >= end_ns || gone(tenant))
@@ -40,14 +46,20 @@ impl Solo {
         if self.stretch.is_some() || busy || now_ns < next_ns || accounts.len() < 2 {
             return;
         }
-        let unknown = |of: &&Account| {
-            of.solo_ns < constants.solo_enough_ns as f64 && of.look.wants() && !of.look.banned
+        // A neighbour whose kernels do not end in time leaves nobody alone, however often.
+        let unknown = |of: &&mut Account| {
+            of.solo_ns < constants.solo_enough_ns as f64
+                && of.solo_stretches < constants.solo_stretches
+                && of.look.wants()
+                && !of.look.banned
+                && !of.capped()
         };
         let least = accounts
-            .iter()
+            .iter_mut()
             .filter(unknown)
-            .min_by(|a, b| a.solo_ns.total_cmp(&b.solo_ns));
+            .min_by_key(|of| of.solo_stretches);
         if let Some(of) = least {
+            of.solo_stretches += 1;
             self.stretch = Some((of.tenant, now_ns.saturating_add(constants.solo_ns)));
             self.next_ns = Some(now_ns.saturating_add(constants.solo_every_ns));
         }

@@ -117,6 +117,119 @@ fn a_share_that_is_no_number_poisons_no_balance() {
     }
 }
 
+#[test]
+fn a_limit_that_is_no_number_panics_nowhere() {
+    let mut lend = two_jobs();
+    for most in [f64::NAN, -3.0, 0.0, f64::INFINITY] {
+        let terms = LendTerms {
+            share: f64::MAX,
+            share_max: Some(most),
+            ..LendTerms::default()
+        };
+        lend.set_terms(TenantId(0), terms);
+        play(&mut lend, 1000, [0.45, 0.45]);
+        let of = lend.standing(TenantId(1)).expect("a job");
+        assert!(of.owed_ns.is_finite() && of.slack_ns.is_finite(), "{of:?}");
+    }
+}
+
+#[test]
+fn counters_that_jump_to_their_ends_panic_nowhere() {
+    let mut lend = two_jobs();
+    let jumps = |process: u64, by: u64| ProcessLook {
+        process: ProcessId(process),
+        fresh: Total(by),
+        rings: Total(by),
+        largest_ns: by,
+        ..self::process(0, by, by)
+    };
+    for (now, by) in [(LOOK, 0), (2 * LOOK, u64::MAX), (3 * LOOK, u64::MAX)] {
+        lend.look(now, &[jumps(0, by), jumps(5, by), process(1, 0, MS)]);
+    }
+    let of = lend.standing(TenantId(0)).expect("a job");
+    assert!(of.charged_ns.is_finite() && of.used.is_finite(), "{of:?}");
+}
+
+#[test]
+fn a_page_that_says_that_years_have_passed_has_slices_for_a_while_and_not_for_good() {
+    let mut lend = two_jobs();
+    lend.look(LOOK, &[process(0, 0, MS), process(1, 0, MS)]);
+    let years = 1 << 63;
+    lend.look(
+        2 * LOOK,
+        &[process(0, years, years + MS), process(1, 0, MS)],
+    );
+    let slices = lend.slices().expect("slices");
+    assert_eq!(slices.reason, SliceReason::MoreThanTime);
+    // From there on both get on as others do.
+    let looks = (Constants::MODEL.doubt_ns + 2 * SECOND) / LOOK;
+    for look in 3..looks {
+        let passed = (look as f64 * LOOK as f64 * 0.45) as u64;
+        let of = [
+            process(0, years + passed, years + passed + MS),
+            process(1, passed, passed + MS),
+        ];
+        lend.look(look * LOOK, &of);
+    }
+    assert_eq!(lend.slices(), None, "it is long over");
+    let charged = |tenant| lend.standing(TenantId(tenant)).expect("a job").used;
+    let (liar, other) = (charged(0), charged(1));
+    println!("now: {liar:.3} and {other:.3} of the device are charged after the jump");
+    assert!((0.4..0.6).contains(&other) && (0.4..0.6).contains(&liar));
+}
+
+#[test]
+fn what_nobody_finished_for_minutes_is_not_charged_as_turns_for_longer() {
+    let mut lend = two_jobs();
+    // Both have work that waits for something else, and a device that is idle meanwhile.
+    let minutes = 120 * SECOND / LOOK;
+    for look in 0..minutes {
+        lend.look(look * LOOK, &[process(0, 0, MS), process(1, 0, MS)]);
+    }
+    let before = lend.standing(TenantId(0)).expect("a job").charged_ns
+        + lend.standing(TenantId(1)).expect("a job").charged_ns;
+    let then = 10 * SECOND / LOOK;
+    for look in 0..then {
+        let passed = look * LOOK / 2;
+        let of = |tenant| process(tenant, passed, passed + MS);
+        lend.look((minutes + look) * LOOK, &[of(0), of(1)]);
+    }
+    let after = lend.standing(TenantId(0)).expect("a job").charged_ns
+        + lend.standing(TenantId(1)).expect("a job").charged_ns;
+    let parts = (after - before) / (10 * SECOND) as f64;
+    println!("now: {parts:.3} of the time is charged after two minutes of standstill");
+    assert!(parts < 1.05, "{parts}");
+}
+
+#[test]
+fn each_of_several_that_fill_the_device_is_measured_alone() {
+    let mut lend = two_jobs();
+    let (mut done, mut submitted) = ([0_u64; 2], [0_u64; 2]);
+    for look in 0..40 * SECOND / LOOK {
+        let gate = |job: usize| lend.gates().get(job).map(|gate| gate.gate);
+        let open = [0, 1].map(|job| gate(job).is_none_or(|gate| gate == Gate::Open));
+        for job in [0, 1] {
+            if open[job] {
+                submitted[job] = done[job] + MS;
+            }
+        }
+        let runs = [0, 1].map(|job| submitted[job] > done[job]);
+        let each = LOOK / runs.iter().filter(|runs| **runs).count().max(1) as u64;
+        for job in [0, 1] {
+            done[job] = submitted[job].min(done[job] + each);
+        }
+        let looks = [0, 1].map(|job| ProcessLook {
+            at_gate: u32::from(!open[job]),
+            ..process(job as u64, done[job], submitted[job])
+        });
+        lend.look(look * LOOK, &looks);
+    }
+    let solo = [0, 1].map(|tenant| lend.standing(TenantId(tenant)).expect("a job").solo_ns);
+    println!("now: seen alone for {solo:?} ns");
+    let enough = Constants::MODEL.solo_enough_ns as f64;
+    assert!(solo.iter().all(|ns| *ns >= enough), "{solo:?}");
+}
+
 /// What every look of a mix showed and answered.
 fn recorded(mix: &Mix) -> Vec<(u64, Vec<ProcessLook>, Vec<JobGate>)> {
     let seen = Rc::new(RefCell::new(Vec::new()));
