@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use control::paths::RUNTIME_DIR_VAR;
-use control::{ControlError, DeviceSelector, ErrorCode, JobSpec};
+use control::{ControlError, DeviceSelector, ErrorCode, JobSpec, Request};
 
 use crate::claims::{Claimed, Other};
 use crate::convert;
@@ -30,26 +30,24 @@ impl Arbiter {
         }
     }
 
-    /// Claims the devices of jobs that an earlier arbiter has left, as they are found.
-    pub(crate) fn claim_for_jobs(&mut self) {
-        let now_ns = self.clock.mono_ns();
-        let jobs = self.ledger.iter();
-        let jobs = jobs.flat_map(|t| self.claimed(t.spec.settings.devices(), t.spec.simulated));
-        let devices: Vec<Claimed> = jobs.map(|(_, device)| device).collect();
-        for device in devices {
-            if self.claims.of(&device).is_none() {
-                self.claims.is_known(&device, now_ns);
-            }
+    /// Claims what jobs and registrations that wait may use, and gives up what none of them may,
+    /// where that may have changed.
+    pub(crate) fn settle_claims(&mut self, now_ns: u64) {
+        if !self.claims.is_due(now_ns) {
+            return;
         }
-    }
-
-    /// A job is gone: what none of the others may use is given up.
-    pub(crate) fn give_up_unused_claims(&mut self) {
-        let needed: BTreeSet<Claimed> = (self.ledger.iter())
-            .flat_map(|t| self.claimed(t.spec.settings.devices(), t.spec.simulated))
+        let jobs = self.ledger.iter();
+        let jobs = jobs.map(|t| (t.spec.settings.devices(), t.spec.simulated));
+        let waiting = self.parked.iter().filter_map(|ask| match &ask.request {
+            Request::Register(job) => Some((job.settings.devices(), job.simulated)),
+            _ => None,
+        });
+        let needed: BTreeSet<Claimed> = jobs
+            .chain(waiting)
+            .flat_map(|(devices, simulated)| self.claimed(devices, simulated))
             .map(|(_, device)| device)
             .collect();
-        self.claims.keep_only(&needed);
+        self.claims.settle(&needed, now_ns);
     }
 
     /// Devices were claimed, or others have them.
@@ -59,11 +57,17 @@ impl Arbiter {
             if let Some(other) = &standing.taken {
                 tracing::warn!("{}", taken(&uuid, other));
             }
+            if standing.unanswered {
+                tracing::warn!(
+                    "a program that does not answer has the name by which arbiters of yours would find each other for {uuid}: another one may have the device unnoticed (`ss -xlp` as root shows whose program it is)"
+                );
+            }
             for other in &standing.shared {
                 tracing::warn!("{}", shared(&uuid, other));
             }
         }
         self.unpark();
+        self.settle_claims(now_ns);
     }
 
     /// A job whose device another arbiter of the same user has is refused here.
@@ -79,6 +83,9 @@ impl Arbiter {
                         "use that one: set {RUNTIME_DIR_VAR}={dir}; or end it with `{RUNTIME_DIR_VAR}={dir} sublet arbiter --stop`",
                         dir = dir.display()
                     ),
+                    _ if other.pid == 0 => {
+                        "it runs in another PID namespace: end it there; jobs that run under it go on".into()
+                    }
                     // Its directory was removed with what is above it, or it stands still.
                     _ => format!(
                         "it cannot be reached: end it with `kill {}`; jobs that run under it go on",
@@ -132,8 +139,13 @@ fn taken(uuid: &str, other: &Other) -> String {
 }
 
 fn shared(uuid: &str, other: &Other) -> String {
+    let way_out = if other.uid == 0 {
+        format!("unset {RUNTIME_DIR_VAR} to use the host's arbiter")
+    } else {
+        "have root start one for all users (`systemctl enable --now sublet.socket`, or `sublet arbiter`)".into()
+    };
     format!(
-        "an arbiter of user {} (process {}) has {uuid} as well: neither knows of the other's jobs, so shares and quotas hold among your own only; have root start one for all users (`systemctl enable --now sublet.socket`, or `sublet arbiter`)",
+        "an arbiter of user {} (process {}) has {uuid} as well: neither knows of the other's jobs, so shares and quotas hold among your own only; {way_out}",
         other.uid, other.pid
     )
 }

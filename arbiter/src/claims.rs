@@ -28,17 +28,18 @@ use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketTy
 
 use crate::background::Background;
 use crate::descriptors;
+use crate::peer;
 
 /// How long an answer is good for a registration; also how often others are looked for at most.
 const FRESH_NS: u64 = 1_000_000_000;
-/// TIMEOUT: how long one who has a name may take to say more than its process number; a running one
-/// takes microseconds, one that is stopped says nothing.
+/// TIMEOUT: how long one of the same user who has a name may take to say all that it says beside its
+/// process number; a running one takes microseconds, one that is stopped says nothing.
 const ANSWER: Duration = Duration::from_millis(500);
-/// TIMEOUT: how long the arbiter before this one in the same directory may take to end once it has
-/// given up the directory's lock.
-const ENDING: Duration = Duration::from_secs(1);
-/// TIMEOUT: how long another arbiter may take to give up a device whose last job has just ended.
-const GIVING_UP: Duration = Duration::from_millis(100);
+/// How long a name that is taken is asked about.
+const PATIENCE: Patience = Patience {
+    ending: Duration::from_secs(1),
+    giving_up: Duration::from_millis(100),
+};
 /// Questions at a time.
 const MOST: usize = 4;
 const PREFIX: &str = "sublet-arbiter";
@@ -96,10 +97,13 @@ pub struct Other {
 }
 
 /// How things stand with a device.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Standing {
-    /// Another arbiter of the same user that has it; `None`: this one.
+    /// Another arbiter of the same user that has it; `None`: this one, as far as is known.
     pub taken: Option<Other>,
+    /// Somebody has its name and does not say who: any user's program may do that. Then nobody
+    /// has the device.
+    pub unanswered: bool,
     /// Arbiters of other users that have it as well.
     pub shared: Vec<Other>,
 }
@@ -115,6 +119,8 @@ pub struct Claims {
     asked: BTreeSet<Claimed>,
     /// With the time of the look.
     known: BTreeMap<Claimed, (Standing, u64)>,
+    /// What is needed is to be compared with what is held.
+    due: bool,
 }
 
 impl Claims {
@@ -147,6 +153,7 @@ impl Claims {
             held: Held::default(),
             asked: BTreeSet::new(),
             known: BTreeMap::new(),
+            due: false,
         }
     }
 
@@ -161,6 +168,7 @@ impl Claims {
         let mut changed = Vec::new();
         for (device, standing) in answers {
             self.asked.remove(&device);
+            self.due = true;
             let before = self
                 .known
                 .insert(device.clone(), (standing.clone(), now_ns));
@@ -188,20 +196,38 @@ impl Claims {
 
     /// It was waited for long enough: the device is taken for free until there is an answer.
     pub fn give_up(&mut self, device: &Claimed, now_ns: u64) {
-        let free = Standing {
-            taken: None,
-            shared: Vec::new(),
-        };
         let known = self.known.entry(device.clone());
-        known.or_insert((free, now_ns)).1 = now_ns;
+        known.or_insert((Standing::default(), now_ns)).1 = now_ns;
     }
 
-    /// Gives up what no job needs any more; what was asked for just now a job is about to need.
-    pub fn keep_only(&mut self, needed: &BTreeSet<Claimed>) {
+    /// A job came or went, or was refused: what is needed may be something else.
+    pub fn note_change(&mut self) {
+        self.due = true;
+    }
+
+    /// Whether what is needed is to be compared with what is held ([`settle`](Self::settle)):
+    /// something has changed, or another arbiter that has a device may have given it up.
+    pub fn is_due(&self, now_ns: u64) -> bool {
+        let stale = |(standing, at): &(Standing, u64)| {
+            standing.taken.is_some() && now_ns.saturating_sub(*at) >= FRESH_NS
+        };
+        self.due || self.known.values().any(stale)
+    }
+
+    /// Gives up what nobody needs any more, and asks for what is needed and not held. What was
+    /// asked for already somebody is about to need.
+    pub fn settle(&mut self, needed: &BTreeSet<Claimed>, now_ns: u64) {
+        self.due = false;
         let asked = &self.asked;
         let keeps = |device: &Claimed| needed.contains(device) || asked.contains(device);
         self.held.lock().retain(|device, _| keeps(device));
         self.known.retain(|device, _| keeps(device));
+        for device in needed {
+            let held = |(standing, _): &(Standing, u64)| standing.taken.is_none();
+            if !self.known.get(device).is_some_and(held) {
+                self.is_known(device, now_ns);
+            }
+        }
     }
 
     /// How things stand with a device, as far as that is known.
@@ -210,11 +236,22 @@ impl Claims {
     }
 }
 
+/// How long somebody who has a name is waited for.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// TIMEOUT: the arbiter before this one in the same directory, to end once it has given up the
+    /// directory's lock.
+    ending: Duration,
+    /// TIMEOUT: another arbiter, to give up a device whose last job has just ended.
+    giving_up: Duration,
+}
+
 /// What the thread has.
 struct Office {
     dir: PathBuf,
     uid: u32,
     held: Held,
+    patience: Patience,
 }
 
 impl Office {
@@ -223,73 +260,94 @@ impl Office {
             dir: dir.to_owned(),
             uid,
             held: Held::default(),
+            patience: PATIENCE,
         }
     }
 
     fn look(&mut self, device: &Claimed) -> Standing {
         let text = device.text();
+        let mut standing = self.claim(device, &text);
+        standing.shared = self.shared(&text);
+        standing
+    }
+
+    /// Claims a device, if nobody else of this user has.
+    fn claim(&self, device: &Claimed, text: &str) -> Standing {
+        let name = format!("{PREFIX}/{}/{text}", self.uid);
+        let free = Standing::default();
         let since = Instant::now();
-        let taken = loop {
+        loop {
             if self.held.lock().contains_key(device) {
-                break None;
+                return free;
             }
-            let name = format!("{PREFIX}/{}/{text}", self.uid);
             match Claim::make(&name, &self.dir, self.uid) {
                 Ok(claim) => {
                     self.held.lock().insert(device.clone(), claim);
-                    break None;
+                    return free;
                 }
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                    match ask(&name) {
-                        // Another user's program has the name, which claims nothing for this one.
-                        Some(other) if other.uid != self.uid => break None,
-                        Some(other)
-                            if other.dir.as_deref() != Some(&*self.dir)
-                                && since.elapsed() >= GIVING_UP =>
-                        {
-                            break Some(other);
-                        }
-                        // It has ended meanwhile, or is about to: this one has its directory.
-                        _ if since.elapsed() < ENDING => {
-                            std::thread::sleep(Duration::from_millis(5));
-                        }
-                        other => break other,
-                    }
-                }
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
                 // Without a claim it is as it was before there were any.
                 Err(error) => {
                     tracing::debug!("the device {text} cannot be claimed: {error}");
-                    break None;
+                    return free;
                 }
             }
-        };
-        Standing {
-            taken,
-            shared: self.shared(&text),
+            let waited = since.elapsed();
+            match ask(&name, self.uid) {
+                // Another user's program has the name, which claims nothing for this one.
+                Answer::Of(other) if other.uid != self.uid => return free,
+                Answer::Of(other)
+                    if waited >= self.patience.ending
+                        || other.dir.as_deref() != Some(&*self.dir)
+                            && waited >= self.patience.giving_up =>
+                {
+                    return Standing {
+                        taken: Some(other),
+                        ..free
+                    };
+                }
+                // Whose it is nobody says, and it is not guessed.
+                Answer::None if waited >= self.patience.giving_up => {
+                    return Standing {
+                        unanswered: true,
+                        ..free
+                    };
+                }
+                Answer::Nobody if waited >= self.patience.ending => return free,
+                // It has ended meanwhile, or is about to: this one has its directory.
+                _ => std::thread::sleep(Duration::from_millis(5)),
+            }
         }
     }
 
     /// Arbiters of other users that have the device.
     fn shared(&self, text: &str) -> Vec<Other> {
-        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-        let mut others: Vec<Other> = names_of_others(&sockets, text, self.uid)
-            .iter()
-            .filter_map(|name| ask(name))
+        let sockets = std::fs::read("/proc/net/unix").unwrap_or_default();
+        let mut others = BTreeMap::new();
+        for name in names_of_others(&sockets, text, self.uid) {
             // Whose a name is, is what the kernel says and not what it is called.
-            .filter(|other| other.uid != self.uid)
-            .collect();
-        others.sort_by_key(|other| (other.uid, other.pid));
-        others.dedup();
-        others
+            if let Answer::Of(other) = ask(&name, self.uid)
+                && other.uid != self.uid
+                && others.len() < MOST_USERS
+            {
+                others.entry(other.uid).or_insert(other);
+            }
+        }
+        others.into_values().collect()
     }
 }
 
-/// Names in the kernel's list of sockets by which other users' arbiters claim a device.
-fn names_of_others(sockets: &str, text: &str, uid: u32) -> BTreeSet<String> {
-    /// A host has a few users at a time; who makes names without end makes nobody wait.
-    const MOST_NAMES: usize = 16;
-    let names = sockets.lines().filter_map(|line| {
-        let name = line.rsplit_once(" @")?.1;
+/// Other users that are told of.
+const MOST_USERS: usize = 16;
+/// Names of theirs that are looked at, for some microseconds each: one user may make any number.
+const MOST_NAMES: usize = 512;
+
+/// Names in the kernel's list of sockets by which other users' arbiters claim a device. The list
+/// has names of all programs, of any bytes.
+fn names_of_others(sockets: &[u8], text: &str, uid: u32) -> BTreeSet<String> {
+    let names = sockets.split(|byte| *byte == b'\n').filter_map(|line| {
+        let at = line.windows(2).rposition(|two| two == b" @")?;
+        let name = std::str::from_utf8(line.get(at + 2..)?).ok()?;
         let (user, device) = name
             .strip_prefix(PREFIX)?
             .strip_prefix('/')?
@@ -328,8 +386,7 @@ fn say(listener: &UnixListener, dir: &Path, uid: u32) {
         match listener.accept() {
             // A path fits into what a new connection takes: nobody is waited for.
             Ok((mut asks, _)) => {
-                let peer = rustix::net::sockopt::socket_peercred(&asks);
-                if peer.is_ok_and(|peer| peer.uid.as_raw() == uid) {
+                if peer::credentials(&asks).is_ok_and(|(_, peer)| peer == uid) {
                     let _ = asks.write_all(dir.as_os_str().as_bytes());
                 }
             }
@@ -340,44 +397,72 @@ fn say(listener: &UnixListener, dir: &Path, uid: u32) {
     }
 }
 
-/// Who has a name; `None`: nobody any more.
-fn ask(name: &str) -> Option<Other> {
-    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).ok()?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket: OwnedFd =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
-    match rustix::net::connect(&socket, &address) {
-        Ok(()) => {}
-        // It is there, and so many ask that it cannot be asked.
-        Err(rustix::io::Errno::AGAIN) => {
-            return Some(Other {
-                pid: 0,
-                uid: rustix::process::geteuid().as_raw(),
-                dir: None,
-                serves: false,
-            });
-        }
-        Err(_) => return None,
-    }
-    let peer = rustix::net::sockopt::socket_peercred(&socket).ok()?;
-    let (pid, uid) = (peer.pid.as_raw_nonzero().get(), peer.uid.as_raw());
-    let mut stream = UnixStream::from(socket);
-    let mut bytes = Vec::new();
-    let said = stream
-        .set_nonblocking(false)
-        .and_then(|()| stream.set_read_timeout(Some(ANSWER)))
-        .and_then(|()| Read::by_ref(&mut stream).take(4096).read_to_end(&mut bytes));
-    let has_said = said.is_ok() && !bytes.is_empty();
-    let dir = has_said.then(|| PathBuf::from(OsString::from_vec(bytes)));
-    Some(Other {
-        pid: u32::try_from(pid).unwrap_or(0),
-        uid,
+/// Who has a name.
+enum Answer {
+    /// Nobody any more.
+    Nobody,
+    /// Somebody who cannot be asked: so many do, or seem to.
+    None,
+    /// This one, as the kernel says.
+    Of(Other),
+}
+
+/// Asks who has a name. Only to a program of user `uid` is listened: what others say is of no use,
+/// and they could take their time for it.
+fn ask(name: &str, uid: u32) -> Answer {
+    let connected = || -> rustix::io::Result<OwnedFd> {
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&socket, &address)?;
+        Ok(socket)
+    };
+    let socket = match connected() {
+        Ok(socket) => socket,
+        Err(rustix::io::Errno::AGAIN) => return Answer::None,
+        Err(_) => return Answer::Nobody,
+    };
+    let Ok((pid, peer)) = peer::credentials(&socket) else {
+        return Answer::None;
+    };
+    let dir = if peer == uid {
+        listen(UnixStream::from(socket))
+    } else {
+        None
+    };
+    Answer::Of(Other {
+        pid,
+        uid: peer,
         serves: dir.as_ref().is_some_and(|dir| {
             let dir = RuntimeDir::given(dir.clone());
             dir.is_ok_and(|dir| dir.api_socket().exists())
         }),
         dir,
     })
+}
+
+/// The directory that the other end tells, within [`ANSWER`] in all.
+fn listen(mut stream: UnixStream) -> Option<PathBuf> {
+    stream.set_nonblocking(false).ok()?;
+    let until = Instant::now() + ANSWER;
+    let mut bytes = Vec::new();
+    loop {
+        let left = until.checked_duration_since(Instant::now())?;
+        stream
+            .set_read_timeout(Some(left.max(Duration::from_millis(1))))
+            .ok()?;
+        let mut part = [0; 4096];
+        let read = stream.read(&mut part).ok()?;
+        if read == 0 {
+            break;
+        }
+        bytes.extend_from_slice(part.get(..read)?);
+        if bytes.len() > part.len() {
+            return None;
+        }
+    }
+    (!bytes.is_empty()).then(|| PathBuf::from(OsString::from_vec(bytes)))
 }
 
 #[cfg(test)]
@@ -399,10 +484,7 @@ mod tests {
         let uid = rustix::process::geteuid().as_raw();
         let dirs = [place.path().join("ssh"), place.path().join("cron")];
         let [mut first, mut second] = dirs.each_ref().map(|dir| Office::new(dir, uid));
-        let free = Standing {
-            taken: None,
-            shared: Vec::new(),
-        };
+        let free = Standing::default();
         assert_eq!(first.look(&device), free);
         assert_eq!(first.look(&device), free, "it has it already");
         let taken = second.look(&device).taken;
@@ -438,7 +520,11 @@ mod tests {
         assert_eq!(before.look(&device).taken, None);
         let successor = std::thread::spawn({
             let (device, dir) = (device.clone(), place.path().to_owned());
-            move || Office::new(&dir, uid).look(&device).taken
+            move || {
+                let mut office = Office::new(&dir, uid);
+                office.patience.ending = testbed::PATIENCE;
+                office.look(&device).taken
+            }
         });
         drop(before);
         assert_eq!(successor.join().expect("no panic"), None);
@@ -457,13 +543,17 @@ mod tests {
              0: 00000002 00000000 00010000 0001 01 21 /run/{PREFIX}/9/{text}\n\
              0: 00000002 00000000 00010000 0001 01 22\n"
         );
+        let mut sockets = sockets.into_bytes();
+        sockets.extend(b"0: 00000002 00000000 00010000 0001 01 23 @\xff\xfe\n");
         let names = names_of_others(&sockets, &text, 7);
         assert_eq!(names, [format!("{PREFIX}/8/{text}")].into());
         // The kernel says whose it is: a name that says otherwise is another user's all the same.
         let (uid, dir) = (rustix::process::geteuid().as_raw(), place.path());
         let name = format!("{PREFIX}/{}/{text}", uid + 1);
         let _claim = Claim::make(&name, dir, uid + 1).expect("free");
-        let other = ask(&name).expect("it is there");
+        let Answer::Of(other) = ask(&name, uid) else {
+            panic!("it is there");
+        };
         assert_eq!((other.uid, other.dir), (uid, None));
         let mut ours = Office::new(dir, uid);
         assert_eq!(ours.shared(&text), [], "its own user's");
@@ -471,5 +561,62 @@ mod tests {
         let shared: Vec<u32> = ours.shared(&text).iter().map(|other| other.uid).collect();
         println!("now: {shared:?} has the device as well");
         assert_eq!(shared, [uid]);
+    }
+
+    #[test]
+    fn who_takes_a_name_and_answers_nobody_refuses_nobody_the_device() {
+        let place = tempfile::tempdir().expect("directory");
+        let device = device(place.path());
+        let uid = rustix::process::geteuid().as_raw();
+        let name = format!("{PREFIX}/{uid}/{}", device.text());
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("short");
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = || {
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+                .expect("a socket")
+        };
+        let squatter = socket();
+        rustix::net::bind(&squatter, &address).expect("free");
+        rustix::net::listen(&squatter, 0).expect("listens");
+        // Nobody accepts; more than these cannot connect.
+        let mut waiting = Vec::new();
+        loop {
+            let one = socket();
+            match rustix::net::connect(&one, &address) {
+                Ok(()) => waiting.push(one),
+                Err(rustix::io::Errno::AGAIN) => break,
+                Err(errno) => panic!("{errno}"),
+            }
+        }
+        let standing = Office::new(place.path(), uid).look(&device);
+        println!("now: {standing:?} after {} that wait", waiting.len());
+        assert_eq!(standing.taken, None);
+        assert!(standing.unanswered);
+    }
+
+    #[test]
+    fn one_that_says_a_byte_at_a_time_is_heard_for_no_longer_than_one_that_says_nothing() {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let says = std::thread::spawn({
+            let over = Arc::clone(&over);
+            move || {
+                let deadline = Instant::now() + testbed::PATIENCE;
+                while !over.load(std::sync::atomic::Ordering::Relaxed) && Instant::now() < deadline
+                {
+                    if theirs.write_all(b"/").is_err() {
+                        return false;
+                    }
+                    std::thread::sleep(ANSWER / 20);
+                }
+                !over.load(std::sync::atomic::Ordering::Relaxed)
+            }
+        });
+        assert_eq!(listen(ours), None);
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(
+            !says.join().expect("no panic"),
+            "it was listened to for good"
+        );
     }
 }

@@ -32,7 +32,7 @@ use crate::nvml::Watcher;
 use crate::options::Options;
 use crate::premises::{self, Premises};
 use crate::reactor::Poller;
-use crate::renewal::{self, Renew, Renewal};
+use crate::renewal::{self, Over, Renew, Renewal};
 use crate::state::StateFile;
 use crate::supervisor::{Handed, Supervisor};
 use crate::turns::Turns;
@@ -168,8 +168,8 @@ impl Ground {
         }
         show_to_containers(dir);
         let of = dir.clone();
-        let renew = move |before: &Premises| {
-            renewal::renew(&of, before, |premises| bind_again(&of, premises))
+        let renew = move |before: &Premises, over: &Over| {
+            renewal::renew(&of, before, |premises| bind_again(&of, premises, over))
         };
         // What a service manager has made it makes again itself.
         let renew = sockets.is_empty().then(|| Box::new(renew) as Renew);
@@ -223,8 +223,16 @@ impl Ground {
 }
 
 /// Binds both sockets in a directory that was made again.
-fn bind_again(dir: &RuntimeDir, premises: &mut Premises) -> io::Result<(Listener, UnixListener)> {
+fn bind_again(
+    dir: &RuntimeDir,
+    premises: &mut Premises,
+    over: &Over,
+) -> io::Result<(Listener, UnixListener)> {
     let guard = premises.guard();
+    // Who ends removes its names with the guard: those that are made before that are found there.
+    if over.is_so() {
+        return Err(io::Error::other("the arbiter ends"));
+    }
     let listener = Listener::bind(&dir.channel_socket())?;
     let path = dir.api_socket();
     let _ = std::fs::remove_file(&path);

@@ -195,7 +195,7 @@ impl Arbiter {
         let Some(tenant) = self.ledger.remove(id) else {
             return;
         };
-        self.give_up_unused_claims();
+        self.claims.note_change();
         let fields = status.as_ref().map_or(Vec::new(), |status| {
             vec![
                 ("device_time_ns", Value::from(status.device_time_ns)),
@@ -325,7 +325,9 @@ impl Arbiter {
         // What a disk has not taken by then is lost, as on a full disk.
         self.journal.settle(crate::writer::IN_THE_END);
         self.persistence.settle(crate::writer::IN_THE_END);
-        self.renewal.end();
+        if let Some(renewed) = self.renewal.end() {
+            self.renewal.move_to(renewed.premises);
+        }
         // Those that another arbiter has bound meanwhile are not its own.
         for path in self.rulebook.options().dir.sockets() {
             if !self.supervisor.keeps_socket(&path) {

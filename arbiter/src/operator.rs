@@ -139,6 +139,7 @@ impl Arbiter {
     fn park(&mut self, ask: Ask, now_ns: u64) {
         let turns = &self.turns;
         self.parked.retain(|number| turns.awaits(number));
+        self.claims.note_change();
         self.parked.park(ask, now_ns);
     }
 
@@ -210,7 +211,7 @@ impl Arbiter {
                     }
                     if !touched.is_empty() {
                         self.make_schedulers();
-                        self.claim_for_jobs();
+                        self.claims.note_change();
                         // Parts of a device are so much from here on.
                         self.apply_rules(false);
                     }
@@ -418,6 +419,8 @@ impl Arbiter {
         }
         self.journal.note_owner(id.0, uid);
         self.ledger.insert(tenant);
+        // One of a container comes without having waited for that.
+        self.claims.note_change();
         self.enter_group(id);
         self.ledger.keep_promises(now_ns);
         if let Some(left_out) = self.allowances.start(uid, now_ns) {
@@ -456,7 +459,10 @@ impl Arbiter {
     ) {
         match registered {
             Ok(registered) => self.unsaved.add(number, registered, now_ns),
-            Err(error) => self.turns.reply(number, Err(error)),
+            Err(error) => {
+                self.claims.note_change();
+                self.turns.reply(number, Err(error));
+            }
         }
     }
 

@@ -51,6 +51,11 @@ impl Parked {
         over.map(|waiting| waiting.ask).collect()
     }
 
+    /// Those that wait.
+    pub fn iter(&self) -> impl Iterator<Item = &Ask> {
+        self.waiting.iter().map(|waiting| &waiting.ask)
+    }
+
     /// Whether nobody waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()

@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use channel::arbiter::Listener;
@@ -44,21 +45,35 @@ pub struct Amiss {
     pub renewed: Result<Renewed, String>,
 }
 
-/// How a directory's names are made again.
-pub type Renew = Box<dyn FnMut(&Premises) -> Result<Renewed, String> + Send>;
+/// How a directory's names are made again, unless it is over meanwhile.
+pub type Renew = Box<dyn FnMut(&Premises, &Over) -> Result<Renewed, String> + Send>;
+
+/// The arbiter ends: nothing is made again from there on.
+#[derive(Debug, Default)]
+pub struct Over(AtomicBool);
+
+impl Over {
+    /// Whether it does.
+    pub fn is_so(&self) -> bool {
+        // SYNC(over): pairs with the store in `Renewal::end`, which the lock of the directory orders
+        // against what is made here.
+        self.0.load(Ordering::SeqCst)
+    }
+}
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Renewal {
     premises: Arc<Premises>,
     /// `None`: nobody else can know of the directory, or a service manager has made what is there.
-    looks: Option<Background<Arc<Premises>, Option<Amiss>>>,
+    looks: Option<Background<Arc<Premises>, ()>>,
     asked: bool,
     again_ns: u64,
     /// What was said last.
     said: String,
-    /// The arbiter ends: nothing is made again.
-    over: Arc<Mutex<bool>>,
+    over: Arc<Over>,
+    /// What the last look has found; held while one is under way.
+    found: Arc<Mutex<Option<Amiss>>>,
 }
 
 /// TIMEOUT: how long the end waits for a look that is under way, which makes two sockets at most.
@@ -70,17 +85,16 @@ impl Renewal {
     /// # Errors
     /// It cannot be started.
     pub fn start(premises: Premises, renew: Option<Renew>) -> io::Result<Self> {
-        let over = Arc::new(Mutex::new(false));
-        let ends = Arc::clone(&over);
+        let (over, found) = (Arc::<Over>::default(), Arc::<Mutex<_>>::default());
+        let (ends, finds) = (Arc::clone(&over), Arc::clone(&found));
         let look = |mut renew: Renew| {
             Background::start("premises", 1, move |premises: Arc<Premises>| {
-                let over = ends.lock();
-                if *over {
-                    return None;
-                }
-                let what = premises.amiss()?;
-                let renewed = renew(&premises);
-                Some(Amiss { what, renewed })
+                let mut found = finds.lock();
+                let amiss = if ends.is_so() { None } else { premises.amiss() };
+                *found = amiss.map(|what| Amiss {
+                    what,
+                    renewed: renew(&premises, &ends),
+                });
             })
         };
         Ok(Self {
@@ -90,14 +104,16 @@ impl Renewal {
             again_ns: 0,
             said: String::new(),
             over,
+            found,
         })
     }
 
-    /// The arbiter ends: names that it removes are not made again.
-    pub fn end(&self) {
-        if let Some(mut over) = self.over.try_lock_for(END) {
-            *over = true;
-        }
+    /// The arbiter ends: names that it removes are not made again. Returns what was made again and
+    /// not taken yet.
+    pub fn end(&self) -> Option<Renewed> {
+        // First, for a look that a disk holds up for longer than it is waited for here.
+        self.over.0.store(true, Ordering::SeqCst);
+        self.found.try_lock_for(END)?.take()?.renewed.ok()
     }
 
     /// What of the directory is this arbiter's.
@@ -133,7 +149,7 @@ impl Renewal {
         }
         self.asked = false;
         self.again_ns = now_ns + EVERY_NS;
-        let amiss = answers.into_iter().flatten().next_back();
+        let amiss = self.found.lock().take();
         if amiss.is_none() {
             self.said.clear();
         }
@@ -202,7 +218,7 @@ mod tests {
         let mut premises = Premises::enter(folder.path()).expect("entered");
         premises.note(&name).expect("noted");
         std::fs::remove_file(&name).expect("removed");
-        let renew: Renew = Box::new(|_| Err("it was tried".into()));
+        let renew: Renew = Box::new(|_, _| Err("it was tried".into()));
         let mut renewal = Renewal::start(premises, Some(renew)).expect("a thread");
         let found = |renewal: &mut Renewal, now_ns: u64| {
             renewal.look(now_ns);
@@ -217,7 +233,42 @@ mod tests {
             None
         };
         assert_eq!(found(&mut renewal, 1).as_deref(), Some("it was tried"));
-        renewal.end();
+        assert!(renewal.end().is_none(), "nothing was made");
         assert_eq!(found(&mut renewal, 2 * EVERY_NS), None);
+    }
+
+    #[test]
+    fn what_was_made_again_just_before_the_end_is_the_arbiters_to_remove() {
+        let folder = tempfile::tempdir().expect("directory");
+        let dir = RuntimeDir::given(folder.path().to_owned()).expect("absolute");
+        fn bind(dir: &RuntimeDir, premises: &mut Premises) -> io::Result<(Listener, UnixListener)> {
+            let channel = Listener::bind(&dir.channel_socket())?;
+            let api = UnixListener::bind(dir.api_socket())?;
+            let mut paths = dir.sockets().into_iter();
+            paths.try_for_each(|path| premises.note(&path))?;
+            Ok((channel, api))
+        }
+        let mut premises = Premises::enter(folder.path()).expect("entered");
+        let first = bind(&dir, &mut premises).expect("bound");
+        for path in dir.sockets() {
+            std::fs::remove_file(&path).expect("removed");
+        }
+        let again = dir.clone();
+        let renew: Renew =
+            Box::new(move |before, _| renew(&again, before, |premises| bind(&again, premises)));
+        let mut renewal = Renewal::start(premises, Some(renew)).expect("a thread");
+        renewal.look(1);
+        let deadline = Instant::now() + testbed::PATIENCE;
+        while !dir.api_socket().exists() {
+            assert!(Instant::now() < deadline, "it is made again");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // The loop ends before it hears of that.
+        let renewed = renewal.end().expect("it was made");
+        renewal.move_to(renewed.premises);
+        let removed = dir.sockets().map(|path| renewal.premises().remove(&path));
+        println!("now: removed {removed:?}");
+        assert!(dir.sockets().iter().all(|path| !path.exists()));
+        drop(first);
     }
 }

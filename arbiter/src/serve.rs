@@ -610,6 +610,7 @@ impl Arbiter {
         self.survey_residency(now_ns);
         self.inform_supervisor();
         self.renewal.look(now_ns);
+        self.settle_claims(now_ns);
         // A job that has not touched its device yet may still wonder who else is there.
         let watched = !self.clients.is_empty() || !self.ledger.is_empty();
         self.discovery.refresh(watched);

@@ -43,7 +43,7 @@ pub fn step(
     }
     let mut changed = false;
     for id in recount(now_ns, linked, schedulers, |joint| joint.torn()) {
-        changed |= depart(now_ns, id, linked, schedulers).unwrap_or(false);
+        changed |= depart(now_ns, &[id], linked, schedulers).unwrap_or(false);
     }
     changed |= make_space(now_ns, linked, schedulers);
     changed |= bring_in(now_ns, linked, schedulers);
@@ -122,31 +122,37 @@ fn recount<T>(
 /// The host cannot take what a job has on the devices.
 struct Refused;
 
-/// A job leaves all of its devices, where the host can take all of it: before anything moves that
-/// is promised. Whether something begins to leave.
+/// Jobs leave all of their devices, where the host can take all that they have: before anything
+/// moves that is promised, so that nobody moves for another one's refusal. Whether something begins
+/// to leave.
 fn depart(
     now_ns: u64,
-    id: TenantId,
+    ids: &[TenantId],
     linked: u32,
     schedulers: &mut [DeviceScheduler],
 ) -> Result<bool, Refused> {
-    let places: Vec<usize> = (0..schedulers.len().min(32))
+    let mut promised: Vec<(usize, TenantId)> = Vec::new();
+    for (at, id) in (0..schedulers.len().min(32))
         .filter(|at| linked & (1 << at) != 0)
-        .filter(|at| schedulers[*at].residency.has_to_leave(id)) // PANIC: one of them.
-        .collect();
-    for (count, at) in places.iter().enumerate() {
-        if schedulers[*at].promise_departure(now_ns, id) {
+        .flat_map(|at| ids.iter().map(move |id| (at, *id)))
+    {
+        // PANIC: one of them.
+        let scheduler = &mut schedulers[at];
+        if !scheduler.residency.has_to_leave(id) {
             continue;
         }
-        for before in places.iter().take(count) {
-            schedulers[*before].take_back_promise(now_ns, id);
+        if !scheduler.promise_departure(now_ns, id) {
+            for (before, id) in promised {
+                schedulers[before].take_back_promise(now_ns, id);
+            }
+            return Err(Refused);
         }
-        return Err(Refused);
+        promised.push((at, id));
     }
-    for at in &places {
-        schedulers[*at].residency.depart_whole(now_ns, id);
+    for (at, id) in &promised {
+        schedulers[*at].residency.depart_whole(now_ns, *id);
     }
-    Ok(!places.is_empty())
+    Ok(!promised.is_empty())
 }
 
 /// Allocations of those that are in wait for memory: others give way, on all of their devices.
@@ -173,15 +179,11 @@ fn make_space(now_ns: u64, linked: u32, schedulers: &mut [DeviceScheduler]) -> b
         if victims.is_empty() {
             continue;
         }
-        let mut all_leave = true;
-        for victim in victims {
-            match depart(now_ns, victim, linked, schedulers) {
-                Ok(leaves) => changed |= leaves,
-                Err(Refused) => all_leave = false,
+        if let Ok(leaves) = depart(now_ns, &victims, linked, schedulers) {
+            changed |= leaves;
+            for scheduler in of(linked, schedulers) {
+                scheduler.residency.begin_term(now_ns, id);
             }
-        }
-        for scheduler in of(linked, schedulers).filter(|_| all_leave) {
-            scheduler.residency.begin_term(now_ns, id);
         }
     }
     changed
@@ -221,13 +223,9 @@ fn bring_in(now_ns: u64, linked: u32, schedulers: &mut [DeviceScheduler]) -> boo
             continue;
         }
         drop(shrinks);
-        let mut all_leave = true;
-        for victim in space.victims {
-            all_leave &= depart(now_ns, victim, linked, schedulers).is_ok();
-        }
         changed = true;
         // Who refuses is asked no more for a while: others may be then.
-        if !all_leave {
+        if depart(now_ns, &space.victims, linked, schedulers).is_err() {
             continue;
         }
         for scheduler in of(linked, schedulers) {

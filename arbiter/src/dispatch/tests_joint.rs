@@ -298,6 +298,25 @@ fn a_job_stays_on_both_devices_where_the_host_cannot_take_all_of_it() {
 }
 
 #[test]
+fn nobody_moves_for_a_job_for_which_another_cannot() {
+    // The third fits where both others leave, and the host can take either but not both.
+    let mut hall = Hall::new(&[3, 4, 7], true);
+    hall.books.borrow_mut().set_limit(24 * UNIT);
+    hall.run(5 * S, |_| None);
+    println!(
+        "now: {} and {} moves for a job that cannot come",
+        hall.moves(0),
+        hall.moves(1)
+    );
+    assert_eq!((hall.moves(0), hall.moves(1)), (0, 0), "in vain");
+    hall.books.borrow_mut().set_limit(1000 * UNIT);
+    hall.run(40 * S, |_| None);
+    for job in &hall.jobs {
+        assert!(job.in_ns > 2 * S, "it ran for {} ms", job.in_ns / MS);
+    }
+}
+
+#[test]
 fn three_jobs_of_which_two_fit_have_their_turns_wherever_their_threads_wait() {
     let mut hall = Hall::new(&[4, 4, 4], true);
     hall.run(20 * S, |_| Some(0));

@@ -168,7 +168,7 @@ impl HostBooks {
                 needed,
                 Some(self.limit_bytes.saturating_sub(others)),
             ),
-            (Short::Host, more, self.free_bytes),
+            (Short::Host, more, self.free_beside(moving)),
         ];
         for (short, needed_bytes, available) in limits {
             if let Some(available_bytes) = available.filter(|bytes| needed_bytes > *bytes) {
@@ -180,6 +180,14 @@ impl HostBooks {
             }
         }
         Ok(())
+    }
+
+    /// What the host has free and nobody is about to take but these; `None`: not known.
+    fn free_beside(&self, these: impl Fn(&(u64, usize)) -> bool) -> Option<u64> {
+        let others = self.uses.iter().filter(|(key, _)| !these(key));
+        let coming = others.map(|(_, of)| of.promised_bytes.saturating_sub(of.held_bytes));
+        let coming = coming.fold(0, u64::saturating_add);
+        Some(self.free_bytes?.saturating_sub(coming))
     }
 
     /// Whether all jobs could have `bytes` in all, what they have now included: by the limit, and
@@ -248,6 +256,29 @@ mod tests {
         books.promise(1, 0, A, 0);
         assert_eq!(books.check(B, 0, &[(3, 8 * GIB)], None), Ok(()));
         assert_eq!(books.used_bytes(), 2 * GIB);
+    }
+
+    #[test]
+    fn what_the_host_has_free_is_promised_once() {
+        let mut books = books(u64::MAX);
+        books.set_free(Some(Memory {
+            total_bytes: 64 * GIB,
+            available_bytes: 40 * GIB,
+        }));
+        let free = books.free_bytes.expect("known");
+        let part = free / 3 * 2;
+        assert_eq!(books.check(A, 0, &[(1, part)], None), Ok(()));
+        books.promise(1, 0, A, part);
+        // The same job on another device, and another job.
+        for (job, client, device) in [(A, 1, 1), (B, 2, 0)] {
+            let short = books.check(job, device, &[(client, part)], None);
+            let short = short.expect_err("short");
+            assert_eq!((short.short, short.available_bytes), (Short::Host, free - part));
+        }
+        assert_eq!(books.check(B, 0, &[(2, free - part)], None), Ok(()));
+        // What has arrived is no longer free, and counted there.
+        books.hold(1, 0, A, part);
+        assert_eq!(books.check(B, 0, &[(2, free)], None), Ok(()));
     }
 
     #[test]
