@@ -273,7 +273,10 @@ mod tests {
         for (job, client, device) in [(A, 1, 1), (B, 2, 0)] {
             let short = books.check(job, device, &[(client, part)], None);
             let short = short.expect_err("short");
-            assert_eq!((short.short, short.available_bytes), (Short::Host, free - part));
+            assert_eq!(
+                (short.short, short.available_bytes),
+                (Short::Host, free - part)
+            );
         }
         assert_eq!(books.check(B, 0, &[(2, free - part)], None), Ok(()));
         // What has arrived is no longer free, and counted there.
