@@ -104,7 +104,7 @@ impl Auto {
             back_off_ns: BACK_OFF_NS,
             bad: 0,
             members: Vec::new(),
-            reason: "slices: nothing is known yet".into(),
+            reason: "exclusive: nothing is known yet".into(),
         }
     }
 
@@ -174,9 +174,9 @@ impl Auto {
         self.back_off_ns = BACK_OFF_NS;
         self.bad = 0;
         self.reason = if at_work.len() < 2 {
-            "slices: fewer than two jobs are at work".into()
+            "exclusive: fewer than two jobs are at work".into()
         } else {
-            "slices: other jobs are at work than before".into()
+            "exclusive: other jobs are at work than before".into()
         };
     }
 
@@ -204,13 +204,13 @@ impl Auto {
             return;
         }
         if !fits {
-            self.reason = "slices: their memory does not fit at once".into();
+            self.reason = "exclusive: their memory does not fit at once".into();
         } else if self.members.iter().any(|member| member.free_pace.is_none()) {
-            self.reason = "slices: not enough is known of every job".into();
+            self.reason = "exclusive: not enough is known of every job".into();
         } else {
             self.running = Running::AtOnce;
             self.bad = 0;
-            self.reason = "at once: on trial".into();
+            self.reason = "concurrent: on trial".into();
         }
     }
 
@@ -241,7 +241,7 @@ impl Auto {
         if lost.is_none() && sum >= before * (1.0 + GAIN) {
             self.bad = 0;
             self.back_off_ns = BACK_OFF_NS;
-            self.reason = format!("at once: {decided}");
+            self.reason = format!("concurrent: {decided}");
             return;
         }
         self.bad += 1;
@@ -263,7 +263,7 @@ impl Auto {
         self.until_ns = now_ns + self.back_off_ns;
         self.back_off_ns = (self.back_off_ns * 2).min(BACK_OFF_MAX_NS);
         self.bad = 0;
-        self.reason = format!("slices: {why}");
+        self.reason = format!("exclusive: {why}");
     }
 }
 
@@ -347,7 +347,12 @@ mod tests {
         world.run(120 * S, &[0.5, 0.5], &[0.49, 0.49], true);
         assert!(world.at_once_ns < 8 * S, "{}", world.at_once_ns);
         assert!((4..=14).contains(&world.changes), "{}", world.changes);
-        assert!(world.auto.reason().starts_with("slices: at once made 98 %"));
+        assert!(
+            world
+                .auto
+                .reason()
+                .starts_with("exclusive: at once made 98 %")
+        );
     }
 
     #[test]

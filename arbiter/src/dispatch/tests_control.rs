@@ -259,7 +259,7 @@ fn auto_runs_jobs_that_idle_the_device_all_at_once() {
         bench.scheduler.running().1
     );
     assert!(bench.open(0) && bench.open(1));
-    assert!(bench.scheduler.running().1.starts_with("at once"));
+    assert!(bench.scheduler.running().1.starts_with("concurrent"));
 }
 
 #[test]

@@ -10,8 +10,8 @@ from ..processes import Failure
 # A recording is kept beside the logs, to be replayed elsewhere: of few steps, which are all alike.
 STEPS = {"cnn": 40, "gpt": 24}
 WINDOW = {"warm_up": "2500ms", "measured": "3500ms"}
-# Replays are compared in slices alone: they use no memory bandwidth.
-MODES = ("slices", "auto", "all-at-once", "plain")
+# Replays are compared in the first one alone: they use no memory bandwidth.
+MODES = ("exclusive", "auto", "concurrent", "plain")
 
 
 def commands(ctx, steps):
@@ -97,6 +97,7 @@ def experiment(ctx, name, jobs, modes):
     plan, out = ctx.directory / f"{name}.toml", ctx.logs / f"{name}-report"
     plan.write_text("\n".join(lines) + "\n")
     # Its own arbiters, and none of the machine's settings.
+    # The plan's modes are those of their devices.
     (ctx.directory / "sublet.toml").write_text("")
     env = {**ctx.bare, "SUBLET_RUNTIME_DIR": str(ctx.directory), "SUBLET_CONFIG": str(ctx.directory / "sublet.toml")}
     done = ctx.run([*sublet(ctx, "interfere"), plan, "--out", out], f"interfere-{name}", 600, env, expect=None)
