@@ -585,7 +585,8 @@ impl DeviceScheduler {
 
     fn window_of(&self, entity: &RunEntity, now_ns: u64) -> Window {
         let most_us = self.choice.in_flight_us(entity.tenant);
-        (self.windows).of(now_ns, entity, &self.roster, &self.pace, most_us)
+        let beside = self.at_once() && entity.has_rivals(now_ns);
+        (self.windows).of(now_ns, (entity, beside), &self.roster, &self.pace, most_us)
     }
 
     fn slices(&self) -> Slices {
