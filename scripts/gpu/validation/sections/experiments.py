@@ -108,10 +108,14 @@ def experiment(ctx, name, jobs, modes):
     ctx.result.check(f"{name}: every run was made", done.returncode == 0 and not report["failed"],
                      "" if done.returncode == 0 else f"exit code {done.returncode}; {report['failed']}; {done.last_lines()}"[:1200])
     found = {(row["mode"], row["job"]): row["slowdown"] for row in report["slowdowns"] if row["slowdown"] is not None}
+    solo = {(row["mode"], row["job"]): row["speed"] for row in report["solo"] if row["speed"]}
     for mode in modes:
         slowdowns = {job: found[mode, job] for job in jobs if (mode, job) in found}
         for job, slowdown in slowdowns.items():
             ctx.result.figure(f"{name}_{mode}_{job}_slowdown", slowdown, "x")
-        if len(slowdowns) == 2:
-            ctx.result.figure(f"{name}_{mode}_sum_of_speeds", sum(1 / slowdown for slowdown in slowdowns.values()), "x")
+        # Slowdowns are of runs of one mode. Sums of modes are compared, so all have one baseline:
+        # each job by itself without us.
+        if len(slowdowns) == 2 and all(("plain", job) in solo for job in slowdowns):
+            speeds = [solo[mode, job] / slowdown / solo["plain", job] for job, slowdown in slowdowns.items()]
+            ctx.result.figure(f"{name}_{mode}_sum_of_speeds", sum(speeds), "x", "of one alone without us")
     return found
