@@ -250,10 +250,11 @@ impl Options {
     ) -> Setup {
         let policy = settings.policy.as_ref().map(convert::policy);
         Setup {
-            mode: match settings.mode {
-                Some(SliceMode::Concurrent) => Mode::Concurrent,
-                Some(SliceMode::Auto) => Mode::Auto,
-                _ => Mode::Exclusive,
+            mode: match settings.mode.unwrap_or_default() {
+                SliceMode::Concurrent => Mode::Concurrent,
+                SliceMode::Auto => Mode::Auto,
+                // A mode that is not known was refused when it was said.
+                SliceMode::Exclusive | SliceMode::Unknown => Mode::Exclusive,
             },
             pace: self.pace(settings, simulated),
             // CAST: a small number.

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use channel::arbiter::ClientPages;
 use channel::wire::{DeviceId, Hello, PROTOCOL_MAJOR, PROTOCOL_MINOR};
 use control::paths::RuntimeDir;
-use control::{JobSettings, JobSpec};
+use control::{DeviceSettings, JobSettings, JobSpec, SliceMode};
 use policy::TenantId;
 
 use crate::attach::Verdict;
@@ -18,7 +18,7 @@ use crate::container::Origin;
 use crate::convert;
 use crate::ground::Ground;
 use crate::operator::only_ours;
-use crate::options::Options;
+use crate::options::{DeviceRule, Options};
 use crate::reactor::Event;
 use crate::serve::Arbiter;
 use crate::state::State;
@@ -103,8 +103,16 @@ impl World {
         let dir = RuntimeDir::given(place.path().to_owned()).expect("absolute");
         let clock: crate::clock::Clock = Rc::<Virtual>::clone(&time);
         let ground = Ground::closed(&dir, &clock);
+        let slices = DeviceSettings {
+            mode: Some(SliceMode::Exclusive),
+            ..DeviceSettings::default()
+        };
         let options = Options {
             host_nvml: false,
+            devices: vec![DeviceRule {
+                device: None,
+                settings: slices,
+            }],
             ..Options::new(dir)
         };
         let arbiter = Arbiter::on(ground, options, state, clock).expect("started");

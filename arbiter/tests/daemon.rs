@@ -598,6 +598,7 @@ fn role() {
             let dir = control::paths::RuntimeDir::given(socket).expect("absolute");
             let options = Options {
                 host_nvml: false,
+                devices: vec![bench::exclusive()],
                 ..Options::new(dir)
             };
             arbiter::run(options).expect("served");

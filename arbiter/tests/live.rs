@@ -267,7 +267,7 @@ fn what_was_changed_outlives_the_arbiter_and_gives_way_to_the_file() {
                 devices: vec![DeviceRule {
                     settings: DeviceSettings {
                         quantum: us(quantum_max_us),
-                        ..DeviceSettings::default()
+                        ..bench::exclusive().settings
                     },
                     ..DeviceRule::default()
                 }],

@@ -35,7 +35,8 @@ pub struct Grant {
 pub struct Window {
     /// In microseconds; 0 for no bound.
     pub us: u32,
-    /// What is over before the grant is may be queued as well, up to so many microseconds.
+    /// What is over before the grant is may be queued as well, up to so many microseconds; 0:
+    /// others are on the device meanwhile, see [`beside`](Self::beside).
     pub most_us: u32,
 }
 
@@ -43,6 +44,18 @@ impl Window {
     /// One that does not depend on what is left of the grant.
     pub fn always(us: u32) -> Self {
         Self { us, most_us: us }
+    }
+
+    /// One for a device that runs work of others at the same time: it counts what the job's own
+    /// work takes of the device, and not for how long the others' keep it waiting there.
+    pub fn beside(us: u32) -> Self {
+        Self { us, most_us: 0 }
+    }
+
+    /// Whether it is such a one.
+    #[must_use]
+    pub fn is_beside(self) -> bool {
+        self.us != 0 && self.most_us == 0
     }
 
     /// The bound in microseconds at `now_ns` of a grant that ends at `end_ns` (0: it has no end).
@@ -364,5 +377,16 @@ mod tests {
         assert_eq!(Window::always(700).now_us(0, 1_000_000_000), 700);
         let unbound = Window { us: 0, most_us: 9 };
         assert_eq!(unbound.now_us(0, 1_000_000_000), 0);
+    }
+
+    #[test]
+    fn beside_others_the_bound_is_of_own_work_and_no_end_widens_it() {
+        let beside = Window::beside(3000);
+        assert!(beside.is_beside());
+        assert_eq!(beside.now_us(0, u64::MAX), 3000);
+        assert!(!Window::always(3000).is_beside() && !Window::default().is_beside());
+        let half = crate::layout::DeviceGrant::default();
+        half.set_window(beside);
+        assert!(half.window().is_beside());
     }
 }

@@ -562,10 +562,10 @@ infer-with-a-name  starting  not periodic  0.00           0        -     -      
     fn what_a_device_chose_and_who_misbehaves_is_shown() {
         let mut status = status();
         status.devices[0].mode = SliceMode::Auto;
-        status.devices[0].running_reason = "slices: nothing is known yet".into();
+        status.devices[0].running_reason = "exclusive: nothing is known yet".into();
         status.jobs[1].demoted = Some("floods the arbiter with requests".into());
         let text = text_of(&status);
-        assert!(text.contains(", auto (slices: nothing is known yet), busy 100%"));
+        assert!(text.contains(", auto (exclusive: nothing is known yet), busy 100%"));
         assert!(text.ends_with(
             "\ninfer-with-a-name runs after all others: it floods the arbiter with requests\n"
         ));

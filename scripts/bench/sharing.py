@@ -116,14 +116,27 @@ def use_driver(parser, options):
             chosen_driver[key] = ";".join(filter(None, [chosen_driver.get(key), value]))
 
 
-class Place:
-    """An arbiter and a simulated device of its own, and the jobs in it."""
+# The modes of a device (docs/explanation/time.md). Each figure is of one: what runs an arbiter says
+# which, so that another default changes no figure.
+EXCLUSIVE, CONCURRENT, AUTO = "exclusive", "concurrent", "auto"
 
-    def __init__(self, directory, settings="", sim=()):
+
+def device_rules(mode, more=""):
+    """The section of a quota file on every device: its mode, and lines with other keys."""
+    return f'[[device]]\ndevice = "*"\nmode = "{mode}"\n{more}'
+
+
+class Place:
+    """An arbiter and a simulated device of its own, in a mode, and the jobs in it. `device`: lines with other keys of the device;
+    `settings`: other sections of the quota file."""
+
+    def __init__(self, directory, settings="", sim=(), *, mode, device=""):
+        if "[[device]]" in settings:
+            raise ValueError("the first section on a device counts: give its keys as `device`")
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("SUBLET_") and k not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
         self.directory = pathlib.Path(directory)
         config = self.directory / "sublet.toml"
-        config.write_text(settings)
+        config.write_text(settings + device_rules(mode, device))
         self.env.update(SUBLET_RUNTIME_DIR=str(directory), SUBLET_SIM_STATE=str(self.directory / "sim"), SUBLET_CONFIG=str(config))
         self.env.update(sim)
         self.env.update(chosen_driver)
@@ -191,9 +204,9 @@ class Place:
 
 
 @contextlib.contextmanager
-def place(settings="", sim=()):
+def place(settings="", sim=(), *, mode, device=""):
     with tempfile.TemporaryDirectory(prefix="sublet-bench-", ignore_cleanup_errors=True) as directory:
-        here = Place(directory, settings, sim)
+        here = Place(directory, settings, sim, mode=mode, device=device)
         try:
             yield here
         finally:

@@ -100,6 +100,10 @@ def example_jobs(target, directory, scale):
     return first, second
 
 
+# The mode of the nodes' devices: what a job did beside another one was measured in it.
+MODE = "exclusive"
+
+
 class Cluster:
     """Hook and nodes in directories of their own, and everything that was started."""
 
@@ -114,9 +118,11 @@ class Cluster:
             place = self.directory / name
             for part in ("run", "sim"):
                 (place / part).mkdir(mode=0o700, parents=True)
+            (place / "sublet.toml").write_text(f'[[device]]\ndevice = "*"\nmode = "{MODE}"\n')
             environment = {
                 **self.environment,
                 "SUBLET_RUNTIME_DIR": str(place / "run"),
+                "SUBLET_CONFIG": str(place / "sublet.toml"),
                 "SUBLET_SIM_STATE": str(place / "sim"),
                 "SUBLET_SIM_CONTEXT": "0B",
                 "SUBLET_SIM_DEVICES": str(devices),

@@ -89,12 +89,9 @@ def run(demo, arguments):
     simulated = arguments.sim or not demo.real_gpu()
     demo.say("no GPU here: everything below is on a simulated one" if simulated else "using the real GPU")
     demo.build(simulated)
-    stage = demo.Stage(simulated)
+    stage = demo.Stage(simulated, '[residency]\nhost_memory = "32GiB"\n' if simulated else "")
     if simulated:
         stage.environment["SUBLET_SIM_CAPACITY"] = f"{SIM_DEVICE}B"
-    config = stage.directory / "sublet.toml"
-    config.write_text('[residency]\nhost_memory = "32GiB"\n' if simulated else "")
-    stage.environment["SUBLET_CONFIG"] = str(config)
     try:
         return oversubscribe(stage, demo, arguments)
     finally:

@@ -22,6 +22,8 @@ SHARDS = 6
 SHARE = 0.5
 KERNEL_US, STEP_MS = 2000, 20
 BURSTS = {"heavy": STEP_MS * 1000 // KERNEL_US, "light": 4}
+# The nodes' devices are in it, and pairs are measured in it.
+MODE = sharing.EXCLUSIVE
 # Time of a job by itself.
 ALONE_S = 10
 PATIENCE = 300
@@ -35,7 +37,7 @@ def load(kind, bursts):
 
 
 def plan():
-    lines = ["[experiment]", "repeat = 1", 'warm_up = "1s"', 'measured = "6s"', ""]
+    lines = ["[experiment]", "repeat = 1", f'modes = ["{MODE}"]', 'warm_up = "1s"', 'measured = "6s"', ""]
     for kind in BURSTS:
         command = ", ".join(f'"{word}"' for word in load(kind, 1_000_000))
         lines += ["[[job]]", f'name = "{kind}"', f'kind = "{kind}"', f"command = [{command}]", 'mem = "6GiB"', f"share = {SHARE}", 'progress = "launches"', ""]

@@ -7,7 +7,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use control::{Client, JobStatus};
+use control::{Client, JobStatus, SliceMode};
 use testbed::within;
 
 use crate::{Artefacts, Outcome, PATIENCE, wait_until};
@@ -146,7 +146,7 @@ impl Drop for Running {
 
 impl Sandbox {
     /// An empty place with a small simulated device: 8 GiB, no overhead per context, fast to
-    /// create.
+    /// create. How its jobs share time is left to the default.
     ///
     /// # Panics
     /// When there is no temporary directory.
@@ -171,6 +171,38 @@ impl Sandbox {
         sandbox.set("SUBLET_SIM_CAPACITY", "8GiB");
         sandbox.set("SUBLET_SIM_CONTEXT", "0B");
         sandbox
+    }
+
+    /// The same, and its devices share their time in slices, whatever the default is. For tests
+    /// that ask what jobs get of the device, when they get it, or who has it.
+    ///
+    /// # Panics
+    /// When there is no temporary directory.
+    pub fn exclusive() -> Self {
+        Self::in_mode(SliceMode::Exclusive, "")
+    }
+
+    /// The same in any mode. `rules`: lines with other keys of the device's section in the quota
+    /// file.
+    ///
+    /// # Panics
+    /// When there is no temporary directory.
+    pub fn in_mode(mode: SliceMode, rules: &str) -> Self {
+        let mut sandbox = Self::new();
+        sandbox.run_devices(mode, rules);
+        sandbox
+    }
+
+    /// From here on devices of arbiters that are started are run so, see
+    /// [`in_mode`](Self::in_mode).
+    ///
+    /// # Panics
+    /// When the quota file cannot be written.
+    pub fn run_devices(&mut self, mode: SliceMode, rules: &str) {
+        let file = self.path("sublet.toml");
+        let text = format!("[[device]]\ndevice = \"*\"\nmode = \"{mode}\"\n{rules}\n");
+        std::fs::write(&file, text).expect("a quota file");
+        self.set("SUBLET_CONFIG", file);
     }
 
     /// A file or directory in it.

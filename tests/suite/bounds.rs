@@ -5,7 +5,7 @@ use tests::{Artefacts, Outcome, Running, Sandbox, programs, wait_until};
 
 #[test]
 fn long_kernels_after_thousands_of_short_ones_are_held_back_at_once() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let mut other = sandbox.job(
         &["--name", "other", "--share", "0.5"],
         Artefacts::get().program("spin"),

@@ -1,7 +1,7 @@
 //! Ranks of a collective operation, whose kernels spin until all of them have begun: never kept
 //! apart by the gate.
 
-use control::JobStatus;
+use control::{JobStatus, SliceMode};
 use tests::{Artefacts, Running, Sandbox, programs, wait_until};
 
 const ROUNDS: u32 = 150;
@@ -76,7 +76,7 @@ fn violations(sandbox: &Sandbox) -> Vec<(String, String)> {
 /// A sandbox whose hardware gives its slices in quick succession: ranks that share a device meet by
 /// nothing else.
 fn sandbox() -> Sandbox {
-    let mut sandbox = Sandbox::new();
+    let mut sandbox = Sandbox::exclusive();
     sandbox.set("SUBLET_SIM_TIMESLICE_US", "200");
     sandbox
 }
@@ -115,9 +115,7 @@ fn ranks_of_a_job_on_two_devices_have_their_turns_together() {
 #[test]
 fn ranks_that_are_jobs_of_their_own_are_kept_apart_until_that_is_reported() {
     let mut sandbox = sandbox();
-    let file = sandbox.path("sublet.toml");
-    std::fs::write(&file, "[[device]]\ndevice = \"*\"\npolicy = \"fifo\"\n").expect("a file");
-    sandbox.set("SUBLET_CONFIG", file);
+    sandbox.run_devices(SliceMode::Exclusive, "policy = \"fifo\"");
     // As one job it is no matter who came first.
     ends_well("both ranks end", both(&sandbox, [0, 0], ROUNDS), ROUNDS);
     assert_eq!(violations(&sandbox), []);

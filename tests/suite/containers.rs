@@ -28,7 +28,7 @@ mod exec;
 
 #[test]
 fn two_containers_share_a_gpu_inside_their_quotas() {
-    let engine = engine!(Sandbox::new());
+    let engine = engine!(Sandbox::exclusive());
     let mut arbiter = engine.sandbox.arbiter();
     let half = "half:mem=4GiB,share=0.5";
     let said = engine.generate(&["--device", half, "--device", "quarter:mem=2GiB,share=0.25"]);

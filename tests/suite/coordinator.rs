@@ -1,20 +1,17 @@
 //! AntMan's memory coordinator in the real arbiter: opportunistic jobs shrink on the device when a
 //! guaranteed one needs it, with nobody's command, and grow when it is gone.
 
-use control::{Event, ResidenceState};
+use control::{Event, ResidenceState, SliceMode};
 use tests::{ProgramRun, Running, Sandbox, programs, wait_until};
 
 const MIB: u64 = 1 << 20;
 /// Memory of the device.
 const DEVICE: u64 = 512 * MIB;
 
-/// A device of 512 MiB that is run so, and its arbiter.
+/// A device of 512 MiB in slices that is run so, and its arbiter.
 fn device(policy: &str) -> (Sandbox, Running) {
-    let mut sandbox = Sandbox::new();
-    let file = sandbox.path("sublet.toml");
-    let text = format!("[[device]]\ndevice = \"*\"\npolicy = {policy}\n");
-    std::fs::write(&file, text).expect("a file");
-    sandbox.set("SUBLET_CONFIG", file);
+    let rules = format!("policy = {policy}");
+    let mut sandbox = Sandbox::in_mode(SliceMode::Exclusive, &rules);
     sandbox.set("SUBLET_SIM_CAPACITY", "512MiB");
     sandbox.set("SUBLET_RESIDENCY", "chunk=4194304,reuse=0");
     let arbiter = sandbox.arbiter();

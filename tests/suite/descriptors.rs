@@ -14,7 +14,7 @@ fn kernels() -> String {
 
 #[test]
 fn a_file_under_the_number_of_a_doorbell_is_left_alone() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let listening = Listening::at(&sandbox.path("channel.sock"));
     let mut command = sandbox.preloaded(programs::program("lease"));
     command
@@ -45,7 +45,7 @@ fn a_file_under_the_number_of_a_doorbell_is_left_alone() {
 
 #[test]
 fn a_program_that_has_closed_our_descriptors_still_has_its_turns() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let mut honest = sandbox.job(
         &["--name", "honest", "--share", "0.5"],
         Artefacts::get().program("spin"),
@@ -74,7 +74,7 @@ fn a_program_that_has_closed_our_descriptors_still_has_its_turns() {
 
 #[test]
 fn arbiters_come_and_go_and_a_program_has_as_many_descriptors_as_before() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let mut arbiter = sandbox.arbiter();
     let mut spin = sandbox.job(&["--name", "spin"], Artefacts::get().program("spin"));
     let spin = Running::start(spin.args(["--kernel-us", "200", "--seconds", "600"]));
@@ -112,7 +112,7 @@ fn a_program_that_is_still_open_for_writing_starts_once_it_is_closed() {
     use std::io::Write as _;
     use std::os::unix::fs::OpenOptionsExt as _;
 
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let path = sandbox.path("program");
     let mut options = std::fs::OpenOptions::new();
     options.create_new(true).write(true).mode(0o755);

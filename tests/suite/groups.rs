@@ -18,7 +18,7 @@ use tests::{Artefacts, Outcome, PATIENCE, ProgramRun, Running, Sandbox, programs
 
 /// A device on which one of two jobs of 60 % fits.
 fn sandbox() -> Sandbox {
-    let mut sandbox = Sandbox::new();
+    let mut sandbox = Sandbox::exclusive();
     sandbox.set("SUBLET_SIM_CAPACITY", "1GiB");
     sandbox
 }
@@ -627,7 +627,7 @@ fn programs_for_llm_ds_orchestrator_take_turns_here() {
 /// gRPC's own library for Python, whose core names a socket in its way.
 #[test]
 fn programs_in_python_take_turns_by_grpc() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let mut asked = Command::new("python3");
     let asked = asked.args(["-c", "import grpc"]);
     if !programs::exists("python3") || asked.output_within(PATIENCE).status.code() != Some(0) {
@@ -679,7 +679,7 @@ fn a_block_of_python_is_a_turn() {
     if !programs::exists("python3") {
         return;
     }
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _arbiter = sandbox.arbiter();
     let script = "import sublet\n\
         turn = lambda: sublet.job()['turn']\n\

@@ -37,7 +37,7 @@ fn goes_on(sandbox: &Sandbox, name: &str) {
 
 #[test]
 fn a_kernel_that_never_ends_is_reported_and_costs_the_others_no_more_than_its_part() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let honest = spin(&sandbox, "honest", None);
     goes_on(&sandbox, "honest");
     let mut endless = spin(&sandbox, "endless", Some("endless:kernel=sublet_busy_us"));
@@ -91,7 +91,7 @@ fn a_kernel_that_never_ends_is_reported_and_costs_the_others_no_more_than_its_pa
 
 #[test]
 fn a_stopped_job_is_reported_costs_the_others_next_to_nothing_and_goes_on_where_it_was() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let honest = spin(&sandbox, "honest", None);
     let stopped = spin(&sandbox, "stopped", None);
     goes_on(&sandbox, "honest");
@@ -186,7 +186,7 @@ impl Drop for Load {
 
 #[test]
 fn jobs_on_an_overloaded_host_are_not_taken_for_offenders() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let load = Load::start();
     let jobs = ["a", "b", "c"].map(|name| spin_of(&sandbox, name, "0.3"));
     for _ in 0..4 {
@@ -210,7 +210,7 @@ fn jobs_on_an_overloaded_host_are_not_taken_for_offenders() {
 
 #[test]
 fn tiny_memsets_beside_a_busy_job_are_no_violation() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let busy = spin_of(&sandbox, "busy", "0.5");
     goes_on(&sandbox, "busy");
     let flags = ["--name", "tiny", "--share", "0.5"];
@@ -234,7 +234,7 @@ fn tiny_memsets_beside_a_busy_job_are_no_violation() {
 
 #[test]
 fn a_job_that_is_refused_memory_without_end_keeps_its_share() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let busy = spin_of(&sandbox, "busy", "0.5");
     goes_on(&sandbox, "busy");
     let mut command = sandbox.job(
@@ -274,7 +274,7 @@ fn a_job_that_is_refused_memory_without_end_keeps_its_share() {
 
 #[test]
 fn a_job_with_a_sticky_error_leaves_its_turns_to_the_others() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let honest = spin(&sandbox, "honest", None);
     goes_on(&sandbox, "honest");
     let broken = spin(
@@ -293,7 +293,7 @@ fn a_job_with_a_sticky_error_leaves_its_turns_to_the_others() {
 
 #[test]
 fn a_job_on_two_devices_is_a_gang_until_it_is_set_otherwise() {
-    let mut sandbox = Sandbox::new();
+    let mut sandbox = Sandbox::exclusive();
     sandbox.set("SUBLET_SIM_DEVICES", "2");
     let spin = Artefacts::get().program("spin");
     let script = format!(

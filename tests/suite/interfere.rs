@@ -110,10 +110,10 @@ fn a_job_that_fails_is_a_result_and_the_others_are_measured() {
         })
         .collect();
     assert_eq!(reasons.len(), 6, "{reasons:?}");
-    assert!(reasons["slices spin #1"].is_null(), "{reasons:?}");
+    assert!(reasons["exclusive spin #1"].is_null(), "{reasons:?}");
     let bad = "job `bad` ended with exit code 3 before it was measured";
-    assert_eq!(reasons["slices spin+bad #1"], bad);
-    let idle = reasons["slices idle #1"].as_str().expect("a reason");
+    assert_eq!(reasons["exclusive spin+bad #1"], bad);
+    let idle = reasons["exclusive idle #1"].as_str().expect("a reason");
     assert!(
         idle.contains("`idle` submitted no work within 3s"),
         "{idle}"
@@ -181,11 +181,11 @@ fn killed_at_any_point_it_leaves_nobody_and_goes_on_to_the_same_table() {
     // Half a line of a run more, as a crash of the machine may leave it.
     let path = sandbox.path("out/runs.jsonl");
     let mut text = fs::read(&path).expect("the runs");
-    text.extend_from_slice(b"{\"key\":\"slices spi");
+    text.extend_from_slice(b"{\"key\":\"exclusive spi");
     fs::write(&path, &text).expect("the runs");
     let again = interfere(&sandbox, &[]);
     assert_eq!(again.code, Some(0), "{again:?}");
-    assert!(again.stderr.contains("18 bytes are dropped"), "{again:?}");
+    assert!(again.stderr.contains("21 bytes are dropped"), "{again:?}");
     assert_eq!(again.stdout, outcome.stdout, "the same table");
     assert_eq!(report(&sandbox), table);
     assert!(
@@ -206,7 +206,7 @@ fn slowdowns_that_follow_from_the_model_come_out() {
     );
     plan(
         &sandbox,
-        "repeat = 3\nwarm_up = \"500ms\"\nmeasured = \"2s\"\nmodes = [\"all-at-once\"]",
+        "repeat = 3\nwarm_up = \"500ms\"\nmeasured = \"2s\"\nmodes = [\"concurrent\"]",
         &[SPIN, STEADY, &copy],
     );
     interfere_to_the_end(&sandbox);
@@ -407,7 +407,7 @@ fn recordings_and_kinds_are_jobs_and_the_hook_learns_their_pairs() {
     );
     assert!(nobody.stdout.contains("report: "), "{nobody:?}");
     // Policies that need busy fractions, memory and measured pairs act on the trace.
-    let trace = sandbox.path("out/trace-slices/jobs.csv");
+    let trace = sandbox.path("out/trace-exclusive/jobs.csv");
     let trace = trace.to_str().expect("a path");
     let simulate = [
         "simulate",

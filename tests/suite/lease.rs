@@ -59,7 +59,7 @@ fn has_it_alone(sandbox: &Sandbox) {
 
 #[test]
 fn a_capture_that_never_ends_bounds_what_is_in_flight_as_ever() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _honest = honest(&sandbox);
     let mut run = commanded(&sandbox);
     // What such a kernel takes is learnt first.
@@ -82,7 +82,7 @@ fn a_capture_that_never_ends_bounds_what_is_in_flight_as_ever() {
 
 #[test]
 fn a_process_that_dies_in_a_capture_leaves_nothing_behind() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _honest = honest(&sandbox);
     let mut run = commanded(&sandbox);
     assert_eq!(
@@ -101,7 +101,7 @@ fn a_process_that_dies_in_a_capture_leaves_nothing_behind() {
 #[test]
 fn a_process_whose_context_is_lost_and_that_stays_wants_nothing_more() {
     for (what, status) in [("bad", "700"), ("trap", "719")] {
-        let sandbox = Sandbox::new();
+        let sandbox = Sandbox::exclusive();
         let _honest = honest(&sandbox);
         let mut run = commanded(&sandbox);
         assert_eq!(run.ask("run"), "0");
@@ -122,7 +122,7 @@ fn a_process_whose_context_is_lost_and_that_stays_wants_nothing_more() {
 
 #[test]
 fn a_child_that_exits_ends_nothing_of_its_parents() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _honest = honest(&sandbox);
     let mut run = commanded(&sandbox);
     assert_eq!(run.ask("run"), "0");
@@ -139,7 +139,7 @@ fn a_child_that_exits_ends_nothing_of_its_parents() {
 
 #[test]
 fn a_parent_that_exits_takes_its_work_along() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _honest = honest(&sandbox);
     let mut run = commanded(&sandbox);
     assert_eq!(run.ask("run"), "0");
@@ -157,7 +157,7 @@ fn a_parent_that_exits_takes_its_work_along() {
 
 #[test]
 fn a_thread_that_ends_with_work_in_flight_leaves_the_device_when_that_is_done() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _honest = honest(&sandbox);
     let mut run = commanded(&sandbox);
     for _ in 0..20 {
@@ -170,7 +170,7 @@ fn a_thread_that_ends_with_work_in_flight_leaves_the_device_when_that_is_done() 
 
 #[test]
 fn a_process_that_executes_another_program_begins_anew() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _honest = honest(&sandbox);
     let mut run = commanded(&sandbox);
     assert_eq!(run.ask("run"), "0");

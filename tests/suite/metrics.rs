@@ -159,7 +159,7 @@ fn two_jobs(sandbox: &Sandbox) -> (Running, Running) {
 
 #[test]
 fn a_scrape_has_the_figures_of_ps_and_a_job_that_ends_takes_its_series_along() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let mut arbiter = sandbox.arbiter();
     let exporter = Exporter::start(&sandbox);
     let (_a, b) = two_jobs(&sandbox);
@@ -297,7 +297,7 @@ fn a_scrape_has_the_figures_of_ps_and_a_job_that_ends_takes_its_series_along() {
 
 #[test]
 fn an_arbiter_that_stands_still_costs_a_scrape_its_figures_and_not_its_answer() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let arbiter = sandbox.arbiter();
     let exporter = Exporter::start(&sandbox);
     assert_eq!(exporter.scrape().get("sublet_up", &[]), Some(1.0));
@@ -312,7 +312,7 @@ fn an_arbiter_that_stands_still_costs_a_scrape_its_figures_and_not_its_answer() 
 
 #[test]
 fn a_port_that_is_taken_is_named() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
     let address = taken.local_addr().expect("an address").to_string();
     let outcome = Outcome::of(&mut sandbox.sublet(["metrics", "--listen", &address]));
@@ -475,7 +475,7 @@ fn of_the_alerts() -> Vec<String> {
 
 #[test]
 fn every_query_of_the_dashboard_and_the_alerts_names_what_there_is() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _arbiter = sandbox.arbiter();
     let _jobs = two_jobs(&sandbox);
     let exporter = Exporter::start(&sandbox);

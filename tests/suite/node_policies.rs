@@ -4,21 +4,17 @@
 
 use std::collections::BTreeMap;
 
-use control::LatencyStatus;
+use control::{LatencyStatus, SliceMode};
 use serde_json::Value;
 use tests::{Artefacts, Outcome, Running, Sandbox, wait_until};
 
 /// Device time of a job's work, in nanoseconds, before anything is concluded.
 const SOME_NS: u64 = 300_000_000;
 
-/// A sandbox whose devices are run so.
+/// A sandbox whose devices are run so, in slices.
 fn sandbox(device: &str) -> Sandbox {
-    let mut sandbox = Sandbox::new();
-    let file = sandbox.path("sublet.toml");
-    let text = format!("[[device]]\ndevice = \"*\"\nquantum = \"5ms\"\n{device}\n");
-    std::fs::write(&file, text).expect("a file");
-    sandbox.set("SUBLET_CONFIG", file);
-    sandbox
+    let rules = format!("quantum = \"5ms\"\n{device}");
+    Sandbox::in_mode(SliceMode::Exclusive, &rules)
 }
 
 /// A job of bursts in which iterations can be found; it goes on until the test ends it, or for

@@ -43,7 +43,7 @@ fn violations(sandbox: &Sandbox) -> usize {
 
 #[test]
 fn work_that_waits_for_its_own_thread_ends_by_itself_and_beside_a_busy_job() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let bare_ms = all_kinds(&mut start(sandbox.bare(programs::program("own_thread"))));
     let _arbiter = sandbox.arbiter();
     let job = |name: &str| {
@@ -74,7 +74,7 @@ fn work_that_waits_for_its_own_thread_ends_by_itself_and_beside_a_busy_job() {
 
 #[test]
 fn a_job_whose_work_waits_for_its_own_thread_leaves_and_comes_back() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _arbiter = sandbox.arbiter();
     let flags = ["--name", "leaves", "--evictable", "--host-memory", "1GiB"];
     let mut run = start(sandbox.job(&flags, programs::program("own_thread")));

@@ -57,7 +57,7 @@ impl Host {
 
     /// With variables of its own, overflow to host memory allowed or not, and a host budget.
     fn with(vars: &[(&str, &str)], overflow: bool, host_budget: Option<u64>) -> Self {
-        let sandbox = Sandbox::new();
+        let sandbox = Sandbox::exclusive();
         let (listening, mut command) = evictable(&sandbox, &programs::program("resident"));
         // The kernel that hashes takes memory of the device, and these tests count every byte.
         command.env("SUBLET_RESIDENCY", "reuse=0");

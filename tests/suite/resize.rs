@@ -27,7 +27,7 @@ fn training(sandbox: &Sandbox, name: &str) -> Running {
 }
 
 fn bare_report() -> Value {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let mut command = sandbox.bare(Artefacts::get().program("train_mlp"));
     Outcome::of(command.args(STEPS)).succeeded().json()
 }
@@ -64,7 +64,7 @@ fn ready(sandbox: &Sandbox, name: &str, gpus: u16) -> Option<()> {
 #[test]
 fn a_job_saves_at_the_end_of_an_iteration_and_goes_on_without_losing_a_step() {
     let expected = bare_report();
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _arbiter = sandbox.arbiter();
     let first = training(&sandbox, "a");
     wait_until("it looks for requests", || {
@@ -117,7 +117,7 @@ fn a_job_saves_at_the_end_of_an_iteration_and_goes_on_without_losing_a_step() {
 
 #[test]
 fn who_is_asked_before_it_comes_is_asked_then_and_nonsense_is_refused() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _arbiter = sandbox.arbiter();
     let nobody = Outcome::of(&mut sandbox.sublet(["set", "nobody", "--resize", "2"]));
     assert!(nobody.stderr.contains("nobody"), "{nobody:?}");
@@ -181,7 +181,7 @@ fn a_worker_joins_a_training_without_a_restart_and_leaves_it_again() {
         command.args(["--steps", "1500", "--mib", "16", "--step-ms", "2"]);
         command
     };
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let mut bare = sandbox.bare("python3");
     let bare = bare
         .env("PYTHONPATH", &python)

@@ -96,7 +96,7 @@ fn share(mut maker: ProgramRun, mut other: ProgramRun) {
 
 #[test]
 fn an_event_between_processes_is_the_same_with_and_without_us() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     share(
         start(sandbox.bare(program())),
         start(sandbox.bare(program())),
@@ -118,7 +118,7 @@ fn an_event_between_processes_is_the_same_with_and_without_us() {
 
 #[test]
 fn a_job_that_waits_for_the_work_of_another_lets_it_have_its_turns() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _arbiter = sandbox.arbiter();
     let job = |name: &str| {
         let flags = ["--name", name, "--share", "0.5"];
@@ -144,7 +144,7 @@ fn a_job_that_waits_for_the_work_of_another_lets_it_have_its_turns() {
 
 #[test]
 fn work_behind_what_its_own_thread_does_later_waits_no_longer_each_time() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _arbiter = sandbox.arbiter();
     let mut run = start(sandbox.job(&["--share", "0.5"], program()));
     // A wait that doubled in each round would be 3.2 s soon, and all of these 13 minutes.
@@ -175,7 +175,7 @@ fn evictable(sandbox: &Sandbox) -> (ProgramRun, Attached) {
 
 #[test]
 fn a_job_with_a_shared_event_is_evicted_when_what_it_waits_for_is_there() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let (mut run, mut arbiter) = evictable(&sandbox);
     let mut peer = start(sandbox.bare(program()));
     says(&mut run, "fill 64 90", "0");

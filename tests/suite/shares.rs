@@ -104,7 +104,7 @@ fn agree(sandbox: &Sandbox, jobs: &[(&str, &Running)], asked: &[f64]) {
 
 #[test]
 fn busy_jobs_get_the_shares_they_asked_for() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let a = spin(&sandbox, "a", &["--share", "0.75"]);
     let b = spin(&sandbox, "b", &["--share", "0.25"]);
     let jobs = [("a", &a), ("b", &b)];
@@ -120,7 +120,7 @@ fn busy_jobs_get_the_shares_they_asked_for() {
 
 #[test]
 fn a_job_alone_has_all_of_the_device() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _a = spin(&sandbox, "a", &["--share", "0.25"]);
     wait_until("it has more than its share", || {
         let job = sandbox.job_status("a")?;
@@ -130,7 +130,7 @@ fn a_job_alone_has_all_of_the_device() {
 
 #[test]
 fn a_program_says_itself_where_its_iterations_end() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let steps = tests::programs::program("steps");
     let bare = Outcome::of(&mut sandbox.bare(&steps)).succeeded();
     assert_eq!(bare.stdout, "none\n");
@@ -157,7 +157,7 @@ fn a_program_says_itself_where_its_iterations_end() {
 
 #[test]
 fn shares_above_the_whole_are_refused() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _a = spin(&sandbox, "a", &["--share", "0.75"]);
     wait_until("the first is registered", || sandbox.job_status("a"));
     let outcome = Outcome::of(sandbox.job(&["--share", "0.5"], "true").env("LC_ALL", "C"));
@@ -177,7 +177,7 @@ fn a_job_without_completion_marks_is_charged_like_any_other() {
         "lose:call=cuStreamWriteValue64_v2",
         "fail:call=cuMemHostRegister_v2,status=801",
     ] {
-        let sandbox = Sandbox::new();
+        let sandbox = Sandbox::exclusive();
         let a = spin(&sandbox, "a", &["--share", "0.55"]);
         wait_until("the arbiter is there", || sandbox.job_status("a"));
         let mut b = sandbox.job(

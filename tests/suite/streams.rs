@@ -17,7 +17,7 @@ struct Host {
 
 impl Host {
     fn start(vars: &[(&str, &str)], evictable: bool) -> Self {
-        let sandbox = Sandbox::new();
+        let sandbox = Sandbox::exclusive();
         let listening = Listening::at(&sandbox.path("channel.sock"));
         let mut command = sandbox.preloaded(programs::program("streams"));
         command
@@ -135,7 +135,7 @@ fn no_mark_goes_to_a_stream_that_was_destroyed() {
 
 #[test]
 fn using_a_stream_that_was_destroyed_is_seen_on_the_simulated_driver() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let mut bare = sandbox.bare(programs::program("streams"));
     let mut run = ProgramRun::start(&mut bare);
     assert_eq!(run.ask(&init()), "0");

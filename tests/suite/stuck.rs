@@ -16,7 +16,7 @@ struct Stuck {
 
 impl Stuck {
     fn new(on_loss: &str) -> Self {
-        let sandbox = Sandbox::new();
+        let sandbox = Sandbox::exclusive();
         let listening = Listening::at(&sandbox.path("channel.sock"));
         let mut command = sandbox.preloaded(programs::program("lease"));
         command

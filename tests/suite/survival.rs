@@ -52,8 +52,8 @@ fn both_at_work(sandbox: &Sandbox) {
 
 #[test]
 fn jobs_survive_the_loss_of_their_arbiter() {
-    let sandbox = Sandbox::new();
-    let expected = bare_loss(&Sandbox::new());
+    let sandbox = Sandbox::exclusive();
+    let expected = bare_loss(&Sandbox::exclusive());
     let mut arbiter = sandbox.arbiter();
     let (a, b) = (
         training(&sandbox, "a", "0.5"),
@@ -71,8 +71,8 @@ fn jobs_survive_the_loss_of_their_arbiter() {
 
 #[test]
 fn jobs_attach_to_the_next_arbiter() {
-    let sandbox = Sandbox::new();
-    let expected = bare_loss(&Sandbox::new());
+    let sandbox = Sandbox::exclusive();
+    let expected = bare_loss(&Sandbox::exclusive());
     let mut first = sandbox.arbiter();
     let (a, b) = (
         training(&sandbox, "a", "0.5"),
@@ -114,7 +114,7 @@ fn jobs_attach_to_the_next_arbiter() {
 
 #[test]
 fn the_death_of_the_holder_frees_the_device_and_its_memory() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let hog = || {
         let mut command = sandbox.job(
             &["--name", "hog", "--share", "0.5", "--mem", "6GiB"],
@@ -123,7 +123,7 @@ fn the_death_of_the_holder_frees_the_device_and_its_memory() {
         command.args(["--kernel-us", "1000", "--seconds", "600", "--mem", "6GiB"]);
         Running::start(&mut command)
     };
-    let expected = bare_loss(&Sandbox::new());
+    let expected = bare_loss(&Sandbox::exclusive());
     let mut dying = hog();
     let survivor = training(&sandbox, "survivor", "0.5");
     wait_until("both are at work and the hog holds the device", || {
@@ -158,7 +158,7 @@ fn the_death_of_the_holder_frees_the_device_and_its_memory() {
 
 #[test]
 fn a_fork_before_the_first_call_is_a_process_of_the_job() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let mut run = ProgramRun::start(&mut sandbox.job(
         &["--name", "early", "--mem", "1GiB"],
         programs::program("memory"),
@@ -176,7 +176,7 @@ fn a_fork_before_the_first_call_is_a_process_of_the_job() {
 
 #[test]
 fn a_fork_after_initialisation_holds_nothing_and_ends_quietly() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let mut run = ProgramRun::start(&mut sandbox.job(
         &["--name", "late", "--mem", "1GiB"],
         programs::program("memory"),
@@ -212,7 +212,7 @@ fn arbiters_pid(sandbox: &Sandbox) -> Option<u32> {
 #[test]
 fn an_arbiter_that_ends_leaves_its_successors_sockets_alone() {
     use nix::sys::signal::Signal;
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let first = sandbox.arbiter();
     first.signal(Signal::SIGSTOP);
     logout_and_login(&sandbox);
@@ -233,7 +233,7 @@ fn an_arbiter_that_ends_leaves_its_successors_sockets_alone() {
 
 #[test]
 fn a_directory_that_is_removed_while_a_job_runs_is_made_again_by_its_arbiter() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let memory = programs::program("memory");
     let start = |name: &str| {
         let mut command = sandbox.job(&["--name", name, "--mem", "1GiB"], &memory);
@@ -282,7 +282,7 @@ fn a_directory_that_is_removed_while_a_job_runs_is_made_again_by_its_arbiter() {
 
 #[test]
 fn a_second_arbiter_of_a_user_refuses_jobs_on_devices_that_the_first_one_has() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let memory = programs::program("memory");
     let dirs = [sandbox.path("run"), sandbox.path("cron")];
     std::fs::DirBuilder::new()
@@ -367,7 +367,7 @@ fn inherited(pid: u32) -> Vec<(&'static str, String)> {
 
 #[test]
 fn an_arbiter_that_a_job_starts_has_nothing_that_the_job_has_changed_for_itself() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let job = sandbox.job(&["--name", "first"], programs::program("memory"));
     let own = inherited(std::process::id());
     let (_, processors) = &own[3];

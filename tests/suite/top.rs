@@ -19,7 +19,7 @@ fn spin(sandbox: &Sandbox, name: &str, share: &str) -> Running {
 
 #[test]
 fn what_jobs_get_is_shown_and_a_job_is_paused_by_keys() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _first = spin(&sandbox, "first", "0.75");
     let mut command = sandbox.sublet(["top", "--interval", "200ms"]);
     command.env("TERM", "xterm").env("LANG", "C.UTF-8");
@@ -44,7 +44,7 @@ fn what_jobs_get_is_shown_and_a_job_is_paused_by_keys() {
 
 #[test]
 fn figures_of_an_interval_are_the_arbiters() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _first = spin(&sandbox, "first", "0.75");
     let _second = spin(&sandbox, "second", "0.25");
     let top: Value = Outcome::of(&mut sandbox.sublet(["top", "--once", "--json"]))

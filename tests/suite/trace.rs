@@ -122,7 +122,7 @@ fn in_spans(trace: &Value, job: &str, kinds: &[&str]) -> f64 {
 
 #[test]
 fn two_jobs_have_their_slices_with_the_device_time_that_was_charged() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _arbiter = sandbox.arbiter();
     let _a = spin(&sandbox, "a", "0.75", &[]);
     let _b = spin(&sandbox, "b", "0.25", &[]);
@@ -185,7 +185,7 @@ fn two_jobs_have_their_slices_with_the_device_time_that_was_charged() {
 
 #[test]
 fn an_eviction_and_a_restore_are_one_span_each_and_a_job_can_be_had_by_itself() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _arbiter = sandbox.arbiter();
     let flags = ["--mem", "1GiB", "--evictable", "--host-memory", "1GiB"];
     let _a = spin(&sandbox, "a", "0.5", &flags);
@@ -246,7 +246,7 @@ fn an_eviction_and_a_restore_are_one_span_each_and_a_job_can_be_had_by_itself() 
 
 #[test]
 fn an_arbiter_that_dies_and_is_replaced_leaves_a_gap_that_is_said() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let mut arbiter = sandbox.arbiter();
     let _a = spin(&sandbox, "a", "0.5", &[]);
     wait_for_work(&sandbox, &["a"]);
@@ -277,7 +277,7 @@ fn an_arbiter_that_dies_and_is_replaced_leaves_a_gap_that_is_said() {
 
 #[test]
 fn what_cannot_be_traced_is_said_before_anything_is_written() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let error = |args: &[&str], words: &[&str]| {
         let outcome = Outcome::of(&mut sandbox.sublet([&["trace"], args].concat()));
         assert_eq!(outcome.code, Some(125), "{outcome:?}");
@@ -305,7 +305,7 @@ fn what_cannot_be_traced_is_said_before_anything_is_written() {
 /// A limit on the size of files stands for a full disk.
 #[test]
 fn a_full_disk_is_said_and_leaves_the_part_that_fitted() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let _arbiter = sandbox.arbiter();
     let _a = spin(&sandbox, "a", "0.75", &[]);
     let _b = spin(&sandbox, "b", "0.25", &[]);

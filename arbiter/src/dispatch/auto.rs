@@ -14,10 +14,16 @@
 //! Two tenants that keep the device busy make 0.5 + 0.5 in slices and seldom more than that at
 //! once: they end up in slices. Two that use it a third of the time each make nearly 1 + 1 at once.
 //!
-//! *Hysteresis.* Slices run for a second before anything is tried, a trial is judged over half a
-//! second, and two bad judgements in a row end it. After a trial that ended badly slices stay for 4
-//! s, then 8, up to 5 minutes; a change of the set of tenants starts over. Nothing is tried while
-//! the tenants' memory does not fit on the device.
+//! *Pauses.* A tenant that for a tenth of a second neither submits nor waits at its gate nor has
+//! work on the device pauses by itself: it loads data, saves, evaluates. No mode has a part in
+//! that, so its paces are those of the rest of the period, and one that pauses for most of it tells
+//! nothing.
+//!
+//! *Hysteresis.* Slices run for a second before anything is tried, the first second of a trial is
+//! not judged (what slices left behind passes, hosts come out of step), the rest is judged every
+//! half second, and two bad judgements in a row end it. After a trial that ended badly slices stay
+//! for 4 s, then 8, up to 5 minutes; a change of the set of tenants starts over. Nothing is tried
+//! while the tenants' memory does not fit on the device.
 //!
 //! Submissions are the tenants' own claims. A tenant that claims progress it does not make only
 //! hurts itself; one that hides its progress gets slices, which it is entitled to anyway.
@@ -27,8 +33,16 @@ use policy::{Class, TenantId};
 /// Slices before the first trial, and between judgements. TIMEOUT: some hundred slices, so that a
 /// pace means something.
 const LEARN_NS: u64 = 1_000_000_000;
+/// How long a trial runs before it is watched. TIMEOUT: some tens of steps of a training, so that
+/// none of what is judged began in slices.
+const SETTLE_NS: u64 = 1_000_000_000;
 /// How long running at once is watched before it is judged.
 const JUDGE_NS: u64 = 500_000_000;
+/// A tenant that does nothing for so long pauses by itself. TIMEOUT: longer than any gap of a host
+/// inside a step.
+const PAUSE_NS: u64 = 100_000_000;
+/// Of a period that a tenant has paused for more than three quarters of, it tells nothing.
+const TELLING: u64 = 4;
 /// Bad judgements in a row that end it.
 const BAD: u32 = 2;
 /// Slices after a trial that ended badly, at first and at most.
@@ -51,6 +65,8 @@ pub struct Sample {
     pub launches: u64,
     /// Time spent waiting at a closed gate, in nanoseconds.
     pub wait_ns: u64,
+    /// It neither waits nor has anything on the device.
+    pub at_rest: bool,
 }
 
 impl Sample {
@@ -77,6 +93,8 @@ pub struct Auto {
     running: Running,
     /// When the present period began.
     since_ns: u64,
+    /// All at once has run for long enough to be judged.
+    settled: bool,
     /// Slices stay at least until then.
     until_ns: u64,
     back_off_ns: u64,
@@ -92,6 +110,50 @@ struct Member {
     free_pace: Option<f64>,
     /// Of its free pace, in slices.
     progress: f64,
+    /// What it had submitted at the last look, and since when it has rested then.
+    rests: (u64, Option<u64>),
+    /// How long it has paused in this period.
+    paused_ns: u64,
+}
+
+impl Member {
+    fn new(sample: Sample) -> Self {
+        Self {
+            at_start: sample,
+            free_pace: None,
+            progress: 0.0,
+            rests: (sample.launches, None),
+            paused_ns: 0,
+        }
+    }
+
+    /// Looks whether it pauses. A rest counts once it is a pause, with all of its length in this
+    /// period.
+    fn look(&mut self, from_ns: u64, now_ns: u64, sample: &Sample) {
+        let (launches, since_ns) = self.rests;
+        let rests = sample.at_rest && sample.launches == launches;
+        let pause_ns = |since_ns: u64| {
+            let all_ns = now_ns.saturating_sub(since_ns);
+            let own_ns = now_ns.saturating_sub(since_ns.max(from_ns));
+            if all_ns >= PAUSE_NS { own_ns } else { 0 }
+        };
+        if !rests {
+            self.paused_ns += since_ns.map_or(0, pause_ns);
+        }
+        self.rests = (sample.launches, rests.then(|| since_ns.unwrap_or(now_ns)));
+    }
+
+    /// How long it was at it in a period that began at `from_ns`; `None`: too short to tell
+    /// anything.
+    fn at_it_ns(&self, from_ns: u64, now_ns: u64) -> Option<u64> {
+        let period_ns = now_ns.saturating_sub(from_ns).max(1);
+        let (_, since_ns) = self.rests;
+        let rest_ns = since_ns
+            .filter(|since_ns| now_ns.saturating_sub(*since_ns) >= PAUSE_NS)
+            .map_or(0, |since_ns| now_ns.saturating_sub(since_ns.max(from_ns)));
+        let at_it_ns = period_ns.saturating_sub(self.paused_ns + rest_ns);
+        (at_it_ns >= period_ns / TELLING).then_some(at_it_ns)
+    }
 }
 
 impl Auto {
@@ -100,11 +162,12 @@ impl Auto {
         Self {
             running: Running::Slices,
             since_ns: now_ns,
+            settled: false,
             until_ns: now_ns + LEARN_NS,
             back_off_ns: BACK_OFF_NS,
             bad: 0,
             members: Vec::new(),
-            reason: "slices: nothing is known yet".into(),
+            reason: "exclusive: nothing is known yet".into(),
         }
     }
 
@@ -122,7 +185,8 @@ impl Auto {
     pub fn again_ns(&self) -> u64 {
         match self.running {
             Running::Slices => self.until_ns.max(self.since_ns + LEARN_NS),
-            Running::AtOnce => self.since_ns + JUDGE_NS,
+            Running::AtOnce if self.settled => self.since_ns + JUDGE_NS,
+            Running::AtOnce => self.since_ns + SETTLE_NS,
         }
     }
 
@@ -137,6 +201,9 @@ impl Auto {
             self.begin_anew(now_ns, at_work);
             return self.running;
         }
+        for (member, sample) in self.members.iter_mut().zip(at_work) {
+            member.look(self.since_ns, now_ns, sample);
+        }
         if !fits && self.running == Running::AtOnce {
             self.return_to_slices(now_ns, "their memory does not fit at once".into());
         }
@@ -145,10 +212,12 @@ impl Auto {
         }
         match self.running {
             Running::Slices => self.learn(now_ns, at_work, fits),
-            Running::AtOnce => self.judge(now_ns, at_work),
+            Running::AtOnce if self.settled => self.judge(now_ns, at_work),
+            Running::AtOnce => self.settled = true,
         }
         for (member, sample) in self.members.iter_mut().zip(at_work) {
             member.at_start = *sample;
+            member.paused_ns = 0;
         }
         self.since_ns = now_ns;
         self.running
@@ -162,9 +231,9 @@ impl Auto {
                 .iter()
                 .find(|member| member.at_start.tenant == sample.tenant);
             Member {
-                at_start: *sample,
                 free_pace: known.and_then(|member| member.free_pace),
                 progress: known.map_or(0.0, |member| member.progress),
+                ..Member::new(*sample)
             }
         });
         self.members = members.collect();
@@ -174,17 +243,18 @@ impl Auto {
         self.back_off_ns = BACK_OFF_NS;
         self.bad = 0;
         self.reason = if at_work.len() < 2 {
-            "slices: fewer than two jobs are at work".into()
+            "exclusive: fewer than two jobs are at work".into()
         } else {
-            "slices: other jobs are at work than before".into()
+            "exclusive: other jobs are at work than before".into()
         };
     }
 
     /// A period of slices is over.
     fn learn(&mut self, now_ns: u64, at_work: &[Sample], fits: bool) {
-        let period_ns = now_ns.saturating_sub(self.since_ns).max(1);
         for (member, sample) in self.members.iter_mut().zip(at_work) {
-            let Some((launches, waited_ns)) = sample.since(&member.at_start) else {
+            let at_it_ns = member.at_it_ns(self.since_ns, now_ns);
+            let since = sample.since(&member.at_start);
+            let (Some((launches, waited_ns)), Some(period_ns)) = (since, at_it_ns) else {
                 continue;
             };
             let free_ns = period_ns.saturating_sub(waited_ns);
@@ -204,33 +274,41 @@ impl Auto {
             return;
         }
         if !fits {
-            self.reason = "slices: their memory does not fit at once".into();
+            self.reason = "exclusive: their memory does not fit at once".into();
         } else if self.members.iter().any(|member| member.free_pace.is_none()) {
-            self.reason = "slices: not enough is known of every job".into();
+            self.reason = "exclusive: not enough is known of every job".into();
         } else {
             self.running = Running::AtOnce;
-            self.bad = 0;
-            self.reason = "at once: on trial".into();
+            (self.settled, self.bad) = (false, 0);
+            self.reason = "concurrent: on trial".into();
         }
     }
 
     /// A period at once is over.
     fn judge(&mut self, now_ns: u64, at_work: &[Sample]) {
-        let period_ns = now_ns.saturating_sub(self.since_ns).max(1) as f64;
         let (mut sum, mut before, mut worst) = (0.0, 0.0, None);
+        let mut judged = 0;
         for (member, sample) in self.members.iter().zip(at_work) {
+            let at_it_ns = member.at_it_ns(self.since_ns, now_ns);
             let since = sample.since(&member.at_start);
-            let (Some((launches, _)), Some(free_pace)) = (since, member.free_pace) else {
+            let (Some((launches, _)), Some(free_pace), Some(at_it_ns)) =
+                (since, member.free_pace, at_it_ns)
+            else {
                 continue;
             };
+            judged += 1;
             // CAST: far below 2^53.
-            let progress = launches as f64 / period_ns / free_pace;
+            let progress = launches as f64 / at_it_ns as f64 / free_pace;
             sum += progress;
             before += member.progress;
             let kept = progress / member.progress.max(1e-9);
             if sample.class == Class::Guaranteed && worst.is_none_or(|worst| kept < worst) {
                 worst = Some(kept);
             }
+        }
+        // Nobody is beside one that is alone.
+        if judged < 2 {
+            return;
         }
         let decided = format!(
             "{:.0} % of their free pace together, {:.0} % in slices",
@@ -241,7 +319,7 @@ impl Auto {
         if lost.is_none() && sum >= before * (1.0 + GAIN) {
             self.bad = 0;
             self.back_off_ns = BACK_OFF_NS;
-            self.reason = format!("at once: {decided}");
+            self.reason = format!("concurrent: {decided}");
             return;
         }
         self.bad += 1;
@@ -263,7 +341,7 @@ impl Auto {
         self.until_ns = now_ns + self.back_off_ns;
         self.back_off_ns = (self.back_off_ns * 2).min(BACK_OFF_MAX_NS);
         self.bad = 0;
-        self.reason = format!("slices: {why}");
+        self.reason = format!("exclusive: {why}");
     }
 }
 
@@ -291,6 +369,7 @@ mod tests {
                 class: *class,
                 launches: 0,
                 wait_ns: 0,
+                at_rest: false,
             });
             Self {
                 auto: Auto::new(0),
@@ -302,7 +381,7 @@ mod tests {
         }
 
         /// `slices` and `at_once`: what each tenant makes of its free pace of 10 submissions per
-        /// millisecond.
+        /// millisecond; 0: it pauses.
         fn run(&mut self, ns: u64, slices: &[f64], at_once: &[f64], fits: bool) {
             let end_ns = self.now_ns + ns;
             while self.now_ns < end_ns {
@@ -313,6 +392,10 @@ mod tests {
                 };
                 for (sample, made) in self.samples.iter_mut().zip(made) {
                     sample.launches += (made * 100.0) as u64;
+                    sample.at_rest = *made == 0.0;
+                    if sample.at_rest {
+                        continue;
+                    }
                     if before == Running::Slices {
                         sample.wait_ns += ((1.0 - made) * 10.0 * MS as f64) as u64;
                     } else {
@@ -345,9 +428,14 @@ mod tests {
     fn busy_jobs_run_in_slices_but_for_ever_rarer_trials() {
         let mut world = World::new(&BOTH);
         world.run(120 * S, &[0.5, 0.5], &[0.49, 0.49], true);
-        assert!(world.at_once_ns < 8 * S, "{}", world.at_once_ns);
+        assert!(world.at_once_ns < 14 * S, "{}", world.at_once_ns);
         assert!((4..=14).contains(&world.changes), "{}", world.changes);
-        assert!(world.auto.reason().starts_with("slices: at once made 98 %"));
+        assert!(
+            world
+                .auto
+                .reason()
+                .starts_with("exclusive: at once made 98 %")
+        );
     }
 
     #[test]
@@ -374,6 +462,44 @@ mod tests {
         assert_eq!(world.auto.running(), Running::AtOnce);
         world.run(5 * S, &[0.5, 0.5], &[0.9, 0.9], true);
         assert_eq!(world.changes, 1);
+    }
+
+    #[test]
+    fn the_first_second_of_a_trial_is_not_judged() {
+        let mut world = World::new(&BOTH);
+        world.run(1010 * MS, &[0.5, 0.5], &[0.2, 0.2], true);
+        assert_eq!(world.auto.running(), Running::AtOnce);
+        // What slices had left in flight, hosts in step: as slow as can be.
+        world.run(990 * MS, &[0.5, 0.5], &[0.2, 0.2], true);
+        world.run(60 * S, &[0.5, 0.5], &[0.95, 0.9], true);
+        println!("now: {} changes, {}", world.changes, world.auto.reason());
+        assert_eq!(world.auto.running(), Running::AtOnce);
+        assert_eq!(world.changes, 1, "{}", world.auto.reason());
+    }
+
+    #[test]
+    fn a_job_s_own_pause_speaks_against_no_mode() {
+        let mut world = World::new(&BOTH);
+        world.run(5 * S, &[0.6, 0.6], &[0.95, 0.9], true);
+        assert_eq!(world.auto.running(), Running::AtOnce);
+        for _ in 0..5 {
+            // It saves for two seconds, and loads data for a third of one now and then.
+            world.run(2 * S, &[0.6, 1.0], &[0.0, 1.0], true);
+            world.run(S, &[0.6, 0.6], &[0.95, 0.9], true);
+            world.run(330 * MS, &[0.6, 1.0], &[0.0, 1.0], true);
+            world.run(670 * MS, &[0.6, 0.6], &[0.95, 0.9], true);
+        }
+        println!("now: {} changes, {}", world.changes, world.auto.reason());
+        assert_eq!(world.changes, 1, "{}", world.auto.reason());
+        assert!(world.auto.reason().starts_with("concurrent: "));
+        // What is learnt in slices is not of its pauses either.
+        let mut world = World::new(&BOTH);
+        for _ in 0..20 {
+            world.run(400 * MS, &[0.6, 0.6], &[0.95, 0.9], true);
+            world.run(400 * MS, &[0.0, 1.0], &[0.0, 1.0], true);
+        }
+        assert_eq!(world.auto.running(), Running::AtOnce);
+        assert_eq!(world.changes, 1, "{}", world.auto.reason());
     }
 
     #[test]

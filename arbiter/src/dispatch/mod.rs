@@ -79,8 +79,9 @@ use time_account::{Passed, TimeAccount};
 pub use violation::Violation;
 use windows::Windows;
 
-/// A tenant that has not wanted the device for so long is not at work.
-const AT_WORK_NS: u64 = 1_000_000_000;
+/// A tenant that has not wanted the device for so long is not at work. TIMEOUT: longer than a job
+/// pauses to save or to evaluate, which is no change of who is at work.
+const AT_WORK_NS: u64 = 10_000_000_000;
 /// How long after a planned turn it is confirmed: the threads that turn by the clock have the
 /// cores to themselves first.
 const CONFIRM_NS: u64 = 50_000;
@@ -508,11 +509,15 @@ impl DeviceScheduler {
             .filter(|entity| {
                 !entity.terms().paused && entity.usage().was_at_work(now_ns, AT_WORK_NS)
             })
-            .map(|entity| Sample {
-                tenant: entity.tenant,
-                class: entity.class(now_ns),
-                launches: entity.sample(self.device).launches,
-                wait_ns: entity.usage().wait_ns,
+            .map(|entity| {
+                let seen = entity.sample(self.device);
+                Sample {
+                    tenant: entity.tenant,
+                    class: entity.class(now_ns),
+                    launches: seen.launches,
+                    wait_ns: entity.usage().wait_ns,
+                    at_rest: !seen.waits && !seen.is_on_device(),
+                }
             })
             .collect();
         let peaks = self.roster.iter().map(RunEntity::peak_bytes);
@@ -580,7 +585,8 @@ impl DeviceScheduler {
 
     fn window_of(&self, entity: &RunEntity, now_ns: u64) -> Window {
         let most_us = self.choice.in_flight_us(entity.tenant);
-        (self.windows).of(now_ns, entity, &self.roster, &self.pace, most_us)
+        let beside = self.at_once() && entity.has_rivals(now_ns);
+        (self.windows).of(now_ns, (entity, beside), &self.roster, &self.pace, most_us)
     }
 
     fn slices(&self) -> Slices {

@@ -259,7 +259,55 @@ fn auto_runs_jobs_that_idle_the_device_all_at_once() {
         bench.scheduler.running().1
     );
     assert!(bench.open(0) && bench.open(1));
-    assert!(bench.scheduler.running().1.starts_with("at once"));
+    assert!(bench.scheduler.running().1.starts_with("concurrent"));
+}
+
+/// The window of a tenant, as its page says.
+fn window(bench: &Bench, at: usize) -> Window {
+    let device = bench.pages[at].arbiter.device(0).expect("device");
+    device.window()
+}
+
+#[test]
+fn where_all_are_in_nobody_has_a_narrow_window_from_the_first_moment_on() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench.scheduler.run_as(0, setup(Mode::Auto));
+    let mut round = 0u64;
+    let mut live = |pages: &[Rc<ClientPages>]| {
+        round += 1;
+        if round.is_multiple_of(40) {
+            pages.iter().for_each(greedy);
+        }
+    };
+    while !bench.scheduler.running().0 {
+        bench.run(50 * US, &mut live);
+        assert!(bench.now_ns < 10_000 * MS, "never tried");
+    }
+    let begun_ns = bench.now_ns;
+    let mut narrow_ns = 0;
+    while bench.now_ns < begun_ns + 2000 * MS {
+        bench.run(10 * MS, &mut live);
+        let wide = |at| window(&bench, at) == Window::beside(20_000);
+        narrow_ns += if wide(0) && wide(1) { 0 } else { 10 * MS };
+    }
+    println!("now: {} ms of 2000 in a narrow window", narrow_ns / MS);
+    assert_eq!(narrow_ns, 0);
+}
+
+#[test]
+fn alone_in_the_mode_concurrent_the_clock_says_what_work_takes() {
+    let mut bench = Bench::new(&[500_000, 500_000]);
+    bench
+        .scheduler
+        .set_terms(TenantId(1), Terms::plain(Class::Opportunistic, 500_000));
+    bench.scheduler.run_as(0, setup(Mode::Concurrent));
+    bench.run(100 * MS, |pages| pages.iter().for_each(greedy));
+    let windows = [0, 1].map(|at| window(&bench, at));
+    assert_eq!(windows, [Window::beside(20_000), Window::beside(500)]);
+    bench.scheduler.remove(bench.now_ns, 1);
+    bench.run(100 * MS, |pages| greedy(&pages[0]));
+    assert_eq!(window(&bench, 0), Window::always(20_000));
+    println!("now: {windows:?} beside each other");
 }
 
 #[test]

@@ -4,6 +4,11 @@
 //! at times may queue as much as is left of its slice, up to the wide bound: the device has work
 //! while the host is behind.
 //!
+//! Where several are in at once nobody's turn ends, so nobody waits for what is queued: the bound
+//! is the wide one, and it counts what the tenant's own work takes, for the others' is on the
+//! device meanwhile ([`Window::beside`]). A slice of the hardware's for another context would be
+//! taken for a kernel that takes longer than it ever did.
+//!
 //! A policy may ask for a smaller bound, so that others need not wait long for what is queued.
 //!
 //! Invariants: no bound is above what the policy asks for; the bound of an opportunistic tenant
@@ -33,16 +38,17 @@ impl Windows {
         self.crowded_until_ns = now_ns + CROWDED_NS;
     }
 
-    /// That of a tenant; `most_us`: what the policy asks for.
+    /// That of a tenant; `beside`: others are in at the same time; `most_us`: what the policy asks
+    /// for.
     pub fn of(
         &self,
         now_ns: u64,
-        entity: &RunEntity,
+        (entity, beside): (&RunEntity, bool),
         roster: &Roster,
         pace: &Pace,
         most_us: Option<u32>,
     ) -> Window {
-        let window = self.by_contention(now_ns, entity, roster, pace);
+        let window = self.by_contention(now_ns, (entity, beside), roster, pace);
         let most_us = most_us.unwrap_or(u32::MAX).max(1);
         Window {
             us: window.us.min(most_us),
@@ -53,7 +59,7 @@ impl Windows {
     fn by_contention(
         &self,
         now_ns: u64,
-        entity: &RunEntity,
+        (entity, beside): (&RunEntity, bool),
         roster: &Roster,
         pace: &Pace,
     ) -> Window {
@@ -63,8 +69,14 @@ impl Windows {
                 && other.class(now_ns) == Class::Guaranteed
                 && !other.terms().paused
         };
-        if entity.class(now_ns) == Class::Opportunistic && roster.iter().any(guaranteed) {
-            Window::always(pace.gap_window_us)
+        let after_all = entity.class(now_ns) == Class::Opportunistic;
+        if after_all && roster.iter().any(guaranteed) {
+            match beside {
+                true => Window::beside(pace.gap_window_us),
+                false => Window::always(pace.gap_window_us),
+            }
+        } else if beside {
+            Window::beside(pace.lone_window_us)
         } else if now_ns >= self.crowded_until_ns {
             Window::always(pace.lone_window_us)
         } else if entity.gang {
@@ -93,7 +105,7 @@ mod tests {
         let (mut windows, roster) = (Windows::default(), Roster::default());
         let terms = Terms::plain(Class::Opportunistic, 500_000);
         let entity = RunEntity::new(0, TenantId(7), terms, &pace);
-        let of = |windows: &Windows, ns| windows.of(ns, &entity, &roster, &pace, None);
+        let of = |windows: &Windows, ns| windows.of(ns, (&entity, false), &roster, &pace, None);
         let wide = Window::always(pace.lone_window_us);
         assert_eq!(of(&windows, 5), wide);
         windows.note_contention(5);
@@ -105,7 +117,7 @@ mod tests {
         assert_eq!(of(&windows, 9 + CROWDED_NS - 1), crowded);
         assert_eq!(of(&windows, 9 + CROWDED_NS), wide);
         // What the policy asks for bounds both.
-        let asks = |ns, us| windows.of(ns, &entity, &roster, &pace, Some(us));
+        let asks = |ns, us| windows.of(ns, (&entity, false), &roster, &pace, Some(us));
         assert_eq!(asks(9 + CROWDED_NS, 700), Window::always(700));
         let narrow = Window {
             most_us: 5000,
@@ -114,5 +126,9 @@ mod tests {
         assert_eq!(asks(10, 5000), narrow);
         // 0 would stand for no bound at all.
         assert_eq!(asks(10, 0), Window::always(1));
+        // In at the same time as others it has the wide one, contention or not.
+        let beside = |us| windows.of(10, (&entity, true), &roster, &pace, us);
+        assert_eq!(beside(None), Window::beside(pace.lone_window_us));
+        assert_eq!(beside(Some(700)), Window::beside(700));
     }
 }

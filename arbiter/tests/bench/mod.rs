@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use arbiter::{Arbiter, Options, Stopper};
+use arbiter::{Arbiter, DeviceRule, Options, Stopper};
 use channel::Event;
 use channel::client::{ClientEnd, Introduction};
 use channel::wire::DeviceId;
 use control::paths::RuntimeDir;
-use control::{Client, ClientError, JobSettings, JobSpec, Registered};
+use control::{Client, ClientError, DeviceSettings, JobSettings, JobSpec, Registered, SliceMode};
 
 /// Far beyond what anything here takes.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -99,6 +99,17 @@ pub fn operator(dir: &RuntimeDir) -> Result<Client, control::ClientError> {
     Client::connect(&dir.api_socket(), PATIENCE)
 }
 
+/// Every device in slices, whatever the default is.
+pub fn exclusive() -> DeviceRule {
+    DeviceRule {
+        settings: DeviceSettings {
+            mode: Some(SliceMode::Exclusive),
+            ..DeviceSettings::default()
+        },
+        ..DeviceRule::default()
+    }
+}
+
 /// An arbiter in a thread; stopped when dropped.
 pub struct Daemon {
     pub dir: RuntimeDir,
@@ -120,13 +131,15 @@ impl Daemon {
         Self::start_as(dir, |_| ())
     }
 
-    /// The same, with options of its own.
+    /// The same, with options of its own. Its devices are [`exclusive`] where those say nothing
+    /// else.
     pub fn start_as(dir: RuntimeDir, set: impl FnOnce(&mut Options) + Send + 'static) -> Self {
         let (send, started) = std::sync::mpsc::channel();
         let runtime = dir.clone();
         let thread = std::thread::spawn(move || {
             let mut options = Options {
                 host_nvml: false,
+                devices: vec![exclusive()],
                 ..Options::new(runtime)
             };
             set(&mut options);

@@ -33,6 +33,8 @@ const ENDS: Duration = Duration::from_secs(10);
 const LAST: Duration = Duration::from_secs(120);
 /// Of what a job wrote to stderr, at most.
 const SAID: u64 = 4096;
+/// Of the demonstration's arbiter: shares are judged by device time, which is exact in slices.
+const RULES: &str = "[[device]]\ndevice = \"*\"\nmode = \"exclusive\"\n";
 /// The example program, beside the preload library.
 const TRAINER: &str = "train_mlp";
 /// Exit code of a command that Ctrl-C ended, as shells show it.
@@ -132,15 +134,15 @@ impl Stage {
                 command.env_remove(&variable);
             }
         }
-        let none = self.at("none.toml");
-        fs::write(&none, "").with_context(|| format!("cannot write {}", none.display()))?;
+        let rules = self.at("rules.toml");
+        fs::write(&rules, RULES).with_context(|| format!("cannot write {}", rules.display()))?;
         let (out, err) = (
             self.at(&format!("{name}.out")),
             self.at(&format!("{name}.err")),
         );
         command
             .args(["run", "--name", name, "--config"])
-            .arg(&none)
+            .arg(&rules)
             .args(&flags)
             .arg("--")
             .arg(&self.trainer)

@@ -135,14 +135,14 @@ mod tests {
 
     #[test]
     fn pairs_are_speeds_relative_to_solo_by_kind() {
-        let text = "[experiment]\nrepeat = 1\nmodes = [\"slices\"]\n\
+        let text = "[experiment]\nrepeat = 1\nmodes = [\"exclusive\"]\n\
             [[job]]\nname = \"a\"\nkind = \"k a\"\ncommand = [\"x\"]\n\
             [[job]]\nname = \"b\"\ncommand = [\"y\", \"1\"]\n";
         let plan = plan::parse(text, "p", Path::new("/"), &|_| Err(String::new())).unwrap();
         let records = [
-            record("slices a #1", &[("a", 100.0)]),
-            record("slices b #1", &[("b", 40.0)]),
-            record("slices a+b #1", &[("a", 50.0), ("b", 41.0)]),
+            record("exclusive a #1", &[("a", 100.0)]),
+            record("exclusive b #1", &[("b", 40.0)]),
+            record("exclusive a+b #1", &[("a", 50.0), ("b", 41.0)]),
         ];
         let matrix = Matrix::of(&plan, &records);
         let mode = mode(&plan).unwrap();
@@ -158,22 +158,22 @@ mod tests {
     }
     #[test]
     fn jobs_of_one_kind_are_one_pair_with_the_mean() {
-        let text = "[experiment]\nrepeat = 1\nmodes = [\"slices\"]\n\
+        let text = "[experiment]\nrepeat = 1\nmodes = [\"exclusive\"]\n\
             [[job]]\nname = \"a\"\nkind = \"k\"\ncommand = [\"x\"]\n\
             [[job]]\nname = \"b\"\nkind = \"l\"\ncommand = [\"x\"]\n\
             [[job]]\nname = \"c\"\nkind = \"k\"\ncommand = [\"y\"]\n";
         let plan = plan::parse(text, "p", Path::new("/"), &|_| Err(String::new())).unwrap();
         let records = [
-            record("slices a #1", &[("a", 100.0)]),
-            record("slices b #1", &[("b", 100.0)]),
-            record("slices c #1", &[("c", 100.0)]),
-            record("slices a+b #1", &[("a", 50.0), ("b", 80.0)]),
+            record("exclusive a #1", &[("a", 100.0)]),
+            record("exclusive b #1", &[("b", 100.0)]),
+            record("exclusive c #1", &[("c", 100.0)]),
+            record("exclusive a+b #1", &[("a", 50.0), ("b", 80.0)]),
             // Of `l` and `k` again, the other way round.
-            record("slices b+c #1", &[("b", 60.0), ("c", 70.0)]),
-            record("slices a+c #1", &[("a", 40.0), ("c", 60.0)]),
+            record("exclusive b+c #1", &[("b", 60.0), ("c", 70.0)]),
+            record("exclusive a+c #1", &[("a", 40.0), ("c", 60.0)]),
         ];
         let matrix = Matrix::of(&plan, &records);
-        let pairs = pairs(&plan, &matrix, Mode::Slices, "T4");
+        let pairs = pairs(&plan, &matrix, Mode::Exclusive, "T4");
         let close = |one: [f64; 2], other: [f64; 2]| {
             one.iter()
                 .zip(other)

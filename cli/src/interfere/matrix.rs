@@ -278,7 +278,7 @@ mod tests {
     fn repetition(key: &str, number: u32, speeds: &[(&str, f64)]) -> Record {
         Record {
             repetition: number,
-            ..record(&format!("slices {key} #{number}"), speeds)
+            ..record(&format!("exclusive {key} #{number}"), speeds)
         }
     }
 
@@ -307,17 +307,17 @@ mod tests {
         }
         let matrix = Matrix::of(&plan, &records);
         let value = |cell: &Cell| cell.estimate.unwrap().value;
-        let pair = |job, beside| value(matrix.pair(Mode::Slices, job, beside).unwrap());
+        let pair = |job, beside| value(matrix.pair(Mode::Exclusive, job, beside).unwrap());
         assert!((pair("a", "b") - 1.25).abs() < 1e-9);
         assert!((pair("b", "a") - 3.0).abs() < 1e-9);
         assert!((pair("a", "a") - 2.0).abs() < 1e-9);
-        let others: Vec<f64> = matrix.others(Mode::Slices).map(value).collect();
+        let others: Vec<f64> = matrix.others(Mode::Exclusive).map(value).collect();
         assert!((others[0] - 100.0 / 75.0).abs() < 1e-9 && (others[1] - 4.0).abs() < 1e-9);
-        let cell = matrix.pair(Mode::Slices, "a", "b").unwrap();
+        let cell = matrix.pair(Mode::Exclusive, "a", "b").unwrap();
         assert_eq!(cell.busy_sum, Some(1.0));
         assert_eq!((cell.done, cell.wanted, &cell.reason), (2, 2, &None));
         // Nothing is measured of it.
-        let cell = matrix.pair(Mode::Slices, "b", "b").unwrap();
+        let cell = matrix.pair(Mode::Exclusive, "b", "b").unwrap();
         assert_eq!(cell.estimate, None);
         assert_eq!(cell.reason.as_deref(), Some("2 of 2 not measured yet"));
     }
@@ -336,14 +336,14 @@ mod tests {
             repetition("a+b", 2, &[("b", 1.0), ("a", 50.0)]),
         ];
         let matrix = Matrix::of(&plan, &records);
-        let cell = matrix.pair(Mode::Slices, "b", "a").unwrap();
+        let cell = matrix.pair(Mode::Exclusive, "b", "a").unwrap();
         assert_eq!(cell.estimate, None);
         let reason = cell.reason.as_deref().unwrap();
         assert_eq!(
             reason,
             "solo: 1 of 2 failed: job `b` ended with exit code 3"
         );
-        let cell = matrix.pair(Mode::Slices, "a", "b").unwrap();
+        let cell = matrix.pair(Mode::Exclusive, "a", "b").unwrap();
         assert!((cell.estimate.unwrap().value - 2.0).abs() < 1e-9);
         let json = matrix.json();
         assert_eq!(json["slowdowns"][1]["slowdown"], 2.0, "{json}");

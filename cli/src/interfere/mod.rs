@@ -169,8 +169,8 @@ pub fn interfere(args: &Interfere) -> Result<(String, Result<u8>)> {
 
 fn mode_to_feed(plan: &Plan) -> anyhow::Result<plan::Mode> {
     feed::mode(plan).context(
-        "--feed: no mode of the plan has an arbiter, and the hook's nodes have: write slices, \
-         all-at-once or auto among its modes",
+        "--feed: no mode of the plan has an arbiter, and the hook's nodes have: write \
+         exclusive, concurrent or auto among its modes",
     )
 }
 

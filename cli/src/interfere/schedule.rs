@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(summary(&eight), "8 solo + 36 pairs x 3 x 60 s = 2 h 12 min");
         let two = plan_of(
             2,
-            "repeat = 1\npairs = \"distinct\"\nwarm_up = \"0s\"\nmeasured = \"1.5s\"\nmodes = [\"slices\", \"auto\"]",
+            "repeat = 1\npairs = \"distinct\"\nwarm_up = \"0s\"\nmeasured = \"1.5s\"\nmodes = [\"exclusive\", \"auto\"]",
         );
         assert_eq!(summary(&two), "2 solo + 1 pair x 2 modes x 1 x 1.5 s = 9 s");
         let one = plan_of(1, "repeat = 2\npairs = \"none\"");
@@ -172,8 +172,8 @@ mod tests {
             let run = runs.iter().find(|run| run.key == key).unwrap();
             run.combination.jobs.clone()
         };
-        assert_eq!(pair("slices j0+j1 #1"), [0, 1]);
-        assert_eq!(pair("slices j0+j1 #2"), [1, 0]);
+        assert_eq!(pair("exclusive j0+j1 #1"), [0, 1]);
+        assert_eq!(pair("exclusive j0+j1 #2"), [1, 0]);
     }
 
     #[test]

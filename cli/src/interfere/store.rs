@@ -273,7 +273,7 @@ pub mod tests {
         });
         Record {
             key: key.into(),
-            mode: Mode::Slices,
+            mode: Mode::Exclusive,
             jobs: speeds.iter().map(|(job, _)| (*job).into()).collect(),
             shares: None,
             repetition: 1,
@@ -300,12 +300,12 @@ pub mod tests {
         let about = about(1, "13.2");
         let (mut store, found) = Store::open(&out, &about).unwrap();
         assert!(found.records.is_empty());
-        let first = record("slices a #1", &[("a", 0.1 + 0.2)]);
+        let first = record("exclusive a #1", &[("a", 0.1 + 0.2)]);
         store.append(&first).unwrap();
         let failed = Record {
             failed: Some("job `b` ended".into()),
             figures: Vec::new(),
-            ..record("slices a+b #1", &[("a", 1.0), ("b", 2.0)])
+            ..record("exclusive a+b #1", &[("a", 1.0), ("b", 2.0)])
         };
         store.append(&failed).unwrap();
         let error = Store::open(&out, &about).unwrap_err();
@@ -313,7 +313,7 @@ pub mod tests {
         drop(store);
         let (mut store, found) = Store::open(&out, &about).unwrap();
         assert_eq!(found.records, [first.clone(), failed.clone()]);
-        let again = record("slices a+b #1", &[("a", 1.0), ("b", 2.0)]);
+        let again = record("exclusive a+b #1", &[("a", 1.0), ("b", 2.0)]);
         store.append(&again).unwrap();
         drop(store);
         let (_, found) = Store::open(&out, &about).unwrap();
@@ -325,10 +325,12 @@ pub mod tests {
         let dir = tempfile::tempdir().unwrap();
         let about = about(1, "13.2");
         let (mut store, _) = Store::open(dir.path(), &about).unwrap();
-        let whole = record("slices a #1", &[("a", 1.0)]);
+        let whole = record("exclusive a #1", &[("a", 1.0)]);
         store.append(&whole).unwrap();
         let good = store.end;
-        store.append(&record("slices b #1", &[("b", 1.0)])).unwrap();
+        store
+            .append(&record("exclusive b #1", &[("b", 1.0)]))
+            .unwrap();
         let end = store.end;
         drop(store);
         let path = dir.path().join(FILE);
@@ -340,7 +342,9 @@ pub mod tests {
             let (mut store, found) = Store::open(dir.path(), &about).unwrap();
             assert_eq!(found.records, std::slice::from_ref(&whole));
             assert_eq!(found.dropped as u64, cut - good);
-            store.append(&record("slices b #1", &[("b", 1.0)])).unwrap();
+            store
+                .append(&record("exclusive b #1", &[("b", 1.0)]))
+                .unwrap();
             drop(store);
             assert_eq!(
                 fs::read(&path).unwrap(),
@@ -409,7 +413,7 @@ pub mod tests {
             path: "out/runs.jsonl".into(),
             end: 0,
         };
-        let error = store.append(&record("slices a #1", &[("a", 1.0)]));
+        let error = store.append(&record("exclusive a #1", &[("a", 1.0)]));
         let error = format!("{:#}", error.unwrap_err());
         for words in ["out/runs.jsonl", "goes on", "No space left"] {
             assert!(error.contains(words), "{error}");

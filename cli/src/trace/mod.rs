@@ -408,8 +408,8 @@ impl Recorder {
         if span.kind == SpanKind::Mode {
             let at_ns = self.clock.of_arbiter(span.end_ns);
             let name = match span.count {
-                0 => "runs in slices",
-                _ => "runs all at once",
+                0 => "mode exclusive",
+                _ => "mode concurrent",
             };
             return self.on_device(at, |track| events::moment(track, name, at_ns, &[]));
         }

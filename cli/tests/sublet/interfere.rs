@@ -60,7 +60,7 @@ fn a_mode_that_cannot_be_had_is_refused_with_the_reason() {
     let fixture = Fixture::without_arbiter();
     let lines = "command = [\"true\"]\nprogress = { lines = \"([0-9]+)\" }";
     let plan = PLAN.replace("command = [\"true\"]", lines);
-    let plan = plan.replace("repeat = 1", "repeat = 1\nmodes = [\"slices\", \"mps\"]");
+    let plan = plan.replace("repeat = 1", "repeat = 1\nmodes = [\"exclusive\", \"mps\"]");
     fixture.write("plan.toml", &plan);
     let args = ["interfere", "plan.toml", "--sim", "--out", "out"];
     fixture

@@ -905,6 +905,11 @@ fn window_us(thread: &Thread, attached: &Attached) -> u32 {
     grant(thread, attached).map_or(0, channel::DeviceGrant::window_us)
 }
 
+/// The whole bound of what may be in flight.
+fn window(thread: &Thread, attached: &Attached) -> channel::Window {
+    grant(thread, attached).map_or_else(channel::Window::default, channel::DeviceGrant::window)
+}
+
 /// What may be in flight now.
 fn window_now_us(thread: &Thread, attached: &Attached, now_ns: u64) -> u32 {
     grant(thread, attached).map_or(0, |grant| {
@@ -995,6 +1000,7 @@ fn look_back(thread: &Thread, attached: &Attached, now_ns: u64) {
         return;
     }
     let together = throughput::of(device);
+    together.set_shared(window(thread, attached).is_beside());
     together.submit(submitted_ns.saturating_sub(counted_ns));
     let reached_ns = thread.reached_ns.get();
     let (mut youngest_ns, mut then_ns, mut idle) = (reached_ns, 0, true);

@@ -16,6 +16,10 @@ const FEW: usize = 2;
 /// What is seen of several streams' work within so long says what it takes, even if nobody looked
 /// in between.
 const BESIDE_NS: u64 = 50_000_000;
+/// Where other jobs' work is on the device at the same time a mark may pass so much later than by
+/// its own work. TIMEOUT: one slice of the hardware's, 2 ms, for each of some twenty contexts; what
+/// stands for longer does so for its own reasons.
+const OTHERS_NS: u64 = 40_000_000;
 /// Marks pass late by less than this for the host's reasons.
 const OVERDUE_NS: u64 = 500_000;
 
@@ -30,6 +34,8 @@ struct Share {
     exact: bool,
     /// Other work was done, and not long ago: "at most" is better than a guess.
     beside: bool,
+    /// So it may have been for other jobs.
+    others: bool,
 }
 
 impl Share {
@@ -272,20 +278,24 @@ impl StreamRate {
         let own_issued_ns = (self.total.load(Ordering::Relaxed)).wrapping_sub(self.upto(seen));
         let others_ns =
             (together.submitted_ns().wrapping_sub(all_begun)).saturating_sub(own_issued_ns);
+        // Others may have had the device for part of it.
+        let others = together.is_shared() && took_ns < OTHERS_NS;
         // A look that comes late says "at most" of what is shorter than the time between two.
-        let exact = just_now || now_ns.saturating_sub(looked_ns) <= took_ns / 2;
+        let exact = !others && (just_now || now_ns.saturating_sub(looked_ns) <= took_ns / 2);
         let share = Share {
             own_ns,
             all_ns,
             exact: exact && others_ns < took_ns / 2,
             beside: all_ns > own_ns && took_ns < BESIDE_NS,
+            others,
         };
         // Where something is still in flight the device was busy all the time. Otherwise the marks
         // passed somewhere between the last look and this one; where the looks are far apart the
         // sample says only "at most".
         let busy = slot.issued() != done;
-        let tight =
+        let timely =
             just_now || busy || now_ns.saturating_sub(looked_ns) <= (took_ns / 2).max(200_000);
+        let tight = timely && !others;
         // What was not over at the last look took at least until then; the others have the rest.
         let first_ns = match passed {
             1 => took_ns,
@@ -331,7 +341,8 @@ impl StreamRate {
             // Beside others a single one tells less than all of them together, see `throughput`.
             let beside = !share.exact && share.beside;
             let shorter = !beside && took_ns < self.expected_ns(weight_of(done));
-            if (solo.guessed && (tight || beside)) || (!solo.guessed && (share.exact || shorter)) {
+            let at_most = beside || share.others;
+            if (solo.guessed && (tight || at_most)) || (!solo.guessed && (share.exact || shorter)) {
                 solo.learn(took_ns);
             }
             // A guess says nothing of the pace.
@@ -339,7 +350,7 @@ impl StreamRate {
                 return;
             }
         } else if guesses != 0 {
-            if !share.exact && share.beside {
+            if !share.exact && (share.beside || share.others) {
                 for mark in marks().filter(is_guess) {
                     if let Some(solo) = self.solo(mark) {
                         solo.learn(part_of(mark));
@@ -373,6 +384,14 @@ impl StreamRate {
             && let Some(solo) = self.solo(seen.wrapping_add(1))
         {
             solo.learn(first_ns);
+        }
+        // How fast the device is with others' work says nothing of the job's own. What was learnt
+        // without it stays; where that is nothing, work takes what its kernels weigh.
+        if self.together().is_shared() {
+            if !self.is_known() {
+                self.pace.store(SCALE, Ordering::Relaxed);
+            }
+            return;
         }
         // All streams' work in all of the time: a stream alone looks the slower, the more of them
         // there are.
@@ -434,19 +453,28 @@ impl StreamRate {
         let oldest = slot.done().wrapping_add(1);
         let queued_ns = self.queued_ns(slot);
         let runs_ns = now_ns.saturating_sub(self.begun_ns(oldest));
+        // How long it may stand: by the clock, of which others may have had a part.
+        let shared = self.together().is_shared();
+        let stands_ns = if shared {
+            window_ns.max(OTHERS_NS)
+        } else {
+            window_ns
+        };
         if self.guesses(slot) {
             // What takes longer than the window makes the queue at least that long, whatever was
             // guessed.
-            return runs_ns <= window_ns && queued_ns <= window_ns;
+            return runs_ns <= stands_ns && queued_ns <= window_ns;
         }
         // Of the work that runs now a part is over. The more of it is, the sooner the next may be
         // queued behind it, so that the device has no pause while the program notices its end. What
         // takes longer than it ever took may take any time.
         let oldest_ns = self.expected_ns(self.upto(oldest).wrapping_sub(self.upto(slot.done())));
         // And what takes twice as long as it should, with more of its kind behind it, keeps the
-        // device busy while it is found out how long that is.
-        let overdue = behind > 1 && runs_ns > oldest_ns.saturating_mul(2).max(OVERDUE_NS);
-        runs_ns <= window_ns.max(oldest_ns)
+        // device busy while it is found out how long that is. Where others are on the device at the
+        // same time it may just as well be their turn there.
+        let slow = runs_ns > oldest_ns.saturating_mul(2).max(OVERDUE_NS);
+        let overdue = behind > 1 && slow && !shared;
+        runs_ns <= stands_ns.max(oldest_ns)
             && !overdue
             && queued_ns.saturating_sub(runs_ns.min(oldest_ns)) <= window_ns
     }
@@ -737,6 +765,67 @@ mod tests {
         let fits = |at_ns: u64| rate.fits(&slot, 2 * MS, at_ns);
         assert!(fits(20 * MS + MS / 4) && fits(20 * MS + MS / 2));
         assert!(!fits(20 * MS + MS), "a quarter was expected");
+    }
+
+    #[test]
+    fn a_turn_of_others_on_the_device_is_not_taken_for_work_that_takes_longer() {
+        let device = device();
+        let (rate, slot) = begun_on(device);
+        throughput::of(device).set_shared(true);
+        for step in 0..8 {
+            let at_ns = 10 * MS + step * MS / 4;
+            issue(&rate, &slot, at_ns, MS / 4, None);
+            slot.settle();
+            rate.observe(&slot, 0, at_ns + MS / 4, true);
+        }
+        for step in 0..3 {
+            issue(&rate, &slot, 20 * MS + step, MS / 4, None);
+        }
+        let fits = |at_ns: u64| rate.fits(&slot, 2 * MS, at_ns);
+        assert!(fits(20 * MS + MS) && fits(25 * MS), "0.75 ms of its own");
+        assert!(!fits(90 * MS), "nobody has so many neighbours");
+        throughput::of(device).set_shared(false);
+        assert!(!fits(20 * MS + MS), "a quarter was expected");
+    }
+
+    #[test]
+    fn in_flight_work_counts_by_what_it_takes_itself_and_not_by_what_others_took() {
+        let device = device();
+        let (rate, slot) = begun_on(device);
+        // Alone it takes what it weighs.
+        for step in 0..40 {
+            let at_ns = 10 * MS + step * MS / 4;
+            issue(&rate, &slot, at_ns, MS / 4, solo(0x40, false));
+            rate.observe(&slot, 0, at_ns + MS / 4 - 1, false);
+            slot.settle();
+            rate.observe(&slot, 0, at_ns + MS / 4, true);
+        }
+        let before = (rate.expected_ns(MS), cost::of(seen(0x40)));
+        assert_eq!(before, (MS, Some(MS as u32 / 4)));
+        // Then others have nine tenths of the device.
+        throughput::of(device).set_shared(true);
+        let mut now_ns = 30 * MS;
+        for _ in 0..200 {
+            issue(&rate, &slot, now_ns, MS / 4, solo(0x40, false));
+            rate.observe(&slot, 0, now_ns + MS, false);
+            now_ns += 5 * MS / 2;
+            slot.settle();
+            rate.observe(&slot, 0, now_ns, true);
+        }
+        assert_eq!((rate.expected_ns(MS), cost::of(seen(0x40))), before);
+        println!("now: 1 ms of work counts as {} ns", rate.expected_ns(MS));
+    }
+
+    #[test]
+    fn a_stream_that_was_never_alone_goes_by_what_its_kernels_weigh() {
+        let device = device();
+        let (rate, slot) = begun_on(device);
+        throughput::of(device).set_shared(true);
+        issue(&rate, &slot, 10 * MS, MS / 50, None);
+        slot.settle();
+        rate.observe(&slot, 0, 14 * MS, true);
+        assert!(rate.is_known());
+        assert_eq!(rate.expected_ns(MS), MS);
     }
 
     #[test]

@@ -10,7 +10,8 @@
 //! of its own says "at most" as well, but marks are rare where kernels are short, and looks are as
 //! rare as marks: such a sample is never shorter than the time between two looks. So what was done
 //! in an *epoch*, of some marks, is held against its length: by that factor a submission in it
-//! weighs too much, or, where the device was seen busy all the time, too little.
+//! weighs too much, or, where the device was seen busy all the time, and with nobody else's work,
+//! too little.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -42,6 +43,9 @@ pub(crate) struct Throughput {
     /// weighed; 0: none yet.
     sample: AtomicU64,
     weight_ns: AtomicU64,
+    /// Work of other jobs is on the device at the same time: how long ours takes by the clock says
+    /// at most what it takes of the device.
+    shared: AtomicBool,
 }
 
 static DEVICES: [Throughput; COUNTS] = [const {
@@ -56,6 +60,7 @@ static DEVICES: [Throughput; COUNTS] = [const {
         idle: AtomicBool::new(false),
         sample: AtomicU64::new(0),
         weight_ns: AtomicU64::new(0),
+        shared: AtomicBool::new(false),
     }
 }; COUNTS];
 
@@ -65,6 +70,18 @@ pub(crate) fn of(index: usize) -> &'static Throughput {
 }
 
 impl Throughput {
+    /// Says whether other jobs' work is on the device at the same time.
+    pub(crate) fn set_shared(&self, shared: bool) {
+        if self.is_shared() != shared {
+            self.shared.store(shared, Relaxed);
+        }
+    }
+
+    /// Whether it is.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared.load(Relaxed)
+    }
+
     /// Weight of what threads had submitted when they marked something last.
     pub(crate) fn submitted_ns(&self) -> u64 {
         self.submitted_ns.load(Relaxed)
@@ -120,7 +137,7 @@ impl Throughput {
                 u64::try_from(ns).unwrap_or(u64::MAX)
             };
             let most_ns = part_of(now_ns.saturating_sub(self.earliest_ns.load(Relaxed)));
-            let least_ns = match self.idle.load(Relaxed) {
+            let least_ns = match self.idle.load(Relaxed) || self.is_shared() {
                 true => 0,
                 false => part_of(then_ns.saturating_sub(begun_ns)),
             };
@@ -210,6 +227,18 @@ mod tests {
         let (together, sample) = with_weight(4, 2_000);
         let weight_ns = weight_after(together, sample, 50_000, false, |_| 0);
         assert!((45_000..=50_000).contains(&weight_ns), "{weight_ns}");
+    }
+
+    #[test]
+    fn what_others_had_of_the_device_makes_no_kernel_heavier() {
+        let (together, sample) = with_weight(5, 2_000);
+        together.set_shared(true);
+        // Busy all the time, and with others' work for most of it.
+        assert_eq!(weight_after(together, sample, 50_000, false, |_| 0), 2_000);
+        let (together, sample) = with_weight(6, 680_000);
+        together.set_shared(true);
+        let weight_ns = weight_after(together, sample, 3_500, false, |_| 0);
+        assert!((3_500..=4_000).contains(&weight_ns), "{weight_ns}");
     }
 
     #[test]

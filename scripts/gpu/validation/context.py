@@ -91,14 +91,14 @@ class Context:
 
     # The governed side
 
-    def arbiter(self, quantum_ms=None, driver=None, config=""):
-        """An arbiter of this section alone, up and answering."""
+    def arbiter(self, quantum_ms=None, driver=None, config="", mode="exclusive"):
+        """An arbiter of this section alone, up and answering. Every device is in the mode."""
         self.arbiters += 1
-        return Arbiter(self, self.directory / f"a{self.arbiters}", quantum_ms, driver, config)
+        return Arbiter(self, self.directory / f"a{self.arbiters}", mode, quantum_ms, driver, config)
 
 
 class Arbiter:
-    def __init__(self, context, directory, quantum_ms, driver, more=""):
+    def __init__(self, context, directory, mode, quantum_ms, driver, more=""):
         self.context = context
         self.driver = driver
         directory.mkdir(mode=0o700)
@@ -109,7 +109,8 @@ class Arbiter:
         self.env["SUBLET_RUNTIME_DIR"] = str(directory)
         # Its own file: none of the machine's is to have a say.
         config = directory / "sublet.toml"
-        config.write_text(more + (f'[[device]]\ndevice = "*"\nquantum = "{quantum_ms}ms"\n' if quantum_ms else ""))
+        quantum = f'quantum = "{quantum_ms}ms"\n' if quantum_ms else ""
+        config.write_text(f'{more}[[device]]\ndevice = "*"\nmode = "{mode}"\n{quantum}')
         self.env["SUBLET_CONFIG"] = str(config)
         self.process = context.start([context.place.sublet, "arbiter", "--runtime-dir", directory], "arbiter", self.env)
         deadline = time.monotonic() + context.limit(10)

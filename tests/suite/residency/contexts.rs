@@ -10,7 +10,7 @@ use super::{Host, MIB, evictable, welcome};
 #[track_caller]
 fn evictions_go_on(way: &str, threads: u32) {
     const MOVES: u32 = 6;
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let (listening, mut command) = evictable(&sandbox, &programs::program("contexts"));
     command.args([way, &threads.to_string()]);
     let mut run = ProgramRun::start(command.env("SUBLET_RESIDENCY", "reuse=0"));

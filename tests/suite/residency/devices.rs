@@ -7,7 +7,7 @@ use tests::{Outcome, ProgramRun, Sandbox, programs, wait_until};
 const CAPACITY_MIB: u32 = 96;
 
 fn two_devices() -> Sandbox {
-    let mut sandbox = Sandbox::new();
+    let mut sandbox = Sandbox::exclusive();
     sandbox.set("SUBLET_SIM_DEVICES", "2");
     sandbox.set("SUBLET_SIM_CAPACITY", format!("{CAPACITY_MIB}MiB"));
     sandbox.set("SUBLET_SIM_CONTEXT", "0B");

@@ -38,7 +38,7 @@ impl Net {
     }
 
     fn with(tuning: &str) -> Self {
-        let sandbox = Sandbox::new();
+        let sandbox = Sandbox::exclusive();
         let (listening, mut command) = evictable(&sandbox, &programs::program("layers"));
         command.env("SUBLET_RESIDENCY", tuning);
         let mut run = ProgramRun::start(&mut command);

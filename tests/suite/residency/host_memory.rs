@@ -13,7 +13,7 @@ struct Files(Sandbox);
 
 impl Files {
     fn of_a_pod(limit_bytes: u64) -> Self {
-        let files = Self(Sandbox::new());
+        let files = Self(Sandbox::exclusive());
         files.write(
             "proc/meminfo",
             "MemTotal: 67108864 kB\nMemAvailable: 50331648 kB\n",
@@ -185,7 +185,7 @@ fn a_job_in_a_real_control_group_is_not_killed_for_its_eviction() {
 
 #[test]
 fn the_simulated_device_takes_no_more_of_the_host_than_it_may() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let mut command = sandbox.bare(programs::program("resident"));
     // No host has so much: nothing may be written to pages that are not there.
     command.env("SUBLET_SIM_HEADROOM", "1000TiB");
@@ -244,7 +244,7 @@ fn a_program_that_touches_141_gb_on_a_small_host_is_refused_and_lives() {
         println!("skipped: no control group with a memory limit can be made here");
         return;
     };
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let Some(mut greedy) = Greedy::start(&group, &sandbox) else {
         return;
     };
@@ -281,7 +281,7 @@ fn several_processes_together_take_no_more_than_their_control_group_has() {
         println!("skipped: no control group with a memory limit can be made here");
         return;
     };
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let started: Option<Vec<Greedy>> = (0..4).map(|_| Greedy::start(&group, &sandbox)).collect();
     let Some(mut all) = started else {
         return;
@@ -306,7 +306,7 @@ fn memory_that_another_process_lends_is_bounded_as_well() {
         println!("skipped: no control group with a memory limit can be made here");
         return;
     };
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let (Some(mut lender), Some(mut borrower)) = (
         Greedy::start(&group, &sandbox),
         Greedy::start(&group, &sandbox),

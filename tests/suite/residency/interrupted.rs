@@ -16,7 +16,7 @@ struct Host {
 
 impl Host {
     fn start() -> Self {
-        let sandbox = Sandbox::new();
+        let sandbox = Sandbox::exclusive();
         let (listening, mut command) = evictable(&sandbox, &programs::program("interrupted"));
         let mut run = ProgramRun::start(&mut command);
         run.send(&format!("init {}", 16 * MIB));

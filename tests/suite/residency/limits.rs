@@ -199,7 +199,7 @@ fn host_memory_is_made_ready_before_it_is_needed_within_the_budget() {
 
 #[test]
 fn a_context_waits_for_memory_that_another_tenant_is_to_leave() {
-    let mut sandbox = Sandbox::new();
+    let mut sandbox = Sandbox::exclusive();
     sandbox.set("SUBLET_SIM_CONTEXT", "256MiB");
     let mut witness = ProgramRun::start(&mut sandbox.bare(programs::program("memory")));
     assert_eq!(witness.ask("init"), "0");

@@ -54,7 +54,7 @@ fn an_address_is_what_it_would_be_of_plain_memory() {
 fn kinds_of_memory_that_stay_are_reported() {
     const MANAGED: u8 = 8;
     const POOLS: u8 = 1;
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let (listening, mut command) = evictable(&sandbox, &programs::program("memory"));
     let mut run = ProgramRun::start(&mut command);
     run.send("init");

@@ -189,7 +189,7 @@ fn move_about(arbiter: &mut Attached, times: usize) -> usize {
 
 #[test]
 fn threads_that_never_rest_find_what_they_have_written() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let (listening, mut command) = evictable(&sandbox, &programs::program("restless"));
     let mut run = ProgramRun::start(command.arg("4").env("SUBLET_RESIDENCY", "chunk=2097152"));
     let mut arbiter = welcome(&listening, false, None);
@@ -232,9 +232,9 @@ fn training_ends_with_the_same_loss_however_often_it_is_moved() {
     };
     let train_mlp = Artefacts::get().program("train_mlp");
     let bare = loss(tests::Outcome::of(
-        Sandbox::new().bare(&train_mlp).args(steps),
+        Sandbox::exclusive().bare(&train_mlp).args(steps),
     ));
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let (listening, mut command) = evictable(&sandbox, &train_mlp);
     let mut job = tests::Running::start(command.args(steps));
     let mut arbiter = welcome(&listening, false, None);

@@ -8,7 +8,7 @@ use super::{Host, MIB};
 #[test]
 fn other_pages_at_the_same_address_leave_a_registration_waiting_for_ever() {
     // Without us, and by hand, what an eviction does: why such memory must not move.
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::exclusive();
     let mut run = ProgramRun::start(&mut sandbox.bare(programs::program("resident")));
     let mut says = |line: &str, answer: &str| assert_eq!(run.ask(line), answer, "{line}");
     says("init", "0");

@@ -13,7 +13,7 @@ const OUT_OF_MEMORY: &str = "2 -1";
 
 /// A device of 128 MiB, with contexts of that size, and its arbiter.
 fn device(context: &str) -> (Sandbox, Running) {
-    let mut sandbox = Sandbox::new();
+    let mut sandbox = Sandbox::exclusive();
     sandbox.set("SUBLET_SIM_CAPACITY", "128MiB");
     sandbox.set("SUBLET_SIM_CONTEXT", context);
     sandbox.set("SUBLET_RESIDENCY", "chunk=4194304,reuse=0");

@@ -318,6 +318,11 @@ impl RunEntity {
         at_it && self.may_run() && !self.clients().is_empty()
     }
 
+    /// Whether others use the device or want it, or did a moment ago.
+    pub fn has_rivals(&self, now_ns: u64) -> bool {
+        !self.rivalry.is_over(now_ns)
+    }
+
     /// Whether it may be let in beside its own work that stands still, to a bounded extent: neither
     /// its owner nor the place of its memory holds it back. A cap does not, for what stands there
     /// may use it up for good. While its memory is about to move the work has to end first.

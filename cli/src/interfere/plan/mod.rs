@@ -26,9 +26,11 @@ pub use work::Work;
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// One at a time, in slices.
-    Slices,
+    #[serde(alias = "slices")]
+    Exclusive,
     /// All of them at once, each inside its quota.
-    AllAtOnce,
+    #[serde(alias = "all-at-once")]
+    Concurrent,
     /// The arbiter decides between the two.
     Auto,
     /// The driver without sublet.
@@ -38,18 +40,31 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// What plans called modes before they had one word each.
+    const FORMER: [(&'static str, Mode); 2] = [
+        ("slices", Mode::Exclusive),
+        ("all-at-once", Mode::Concurrent),
+    ];
+
     const ALL: [Mode; 5] = [
-        Mode::Slices,
-        Mode::AllAtOnce,
+        Mode::Exclusive,
+        Mode::Concurrent,
         Mode::Auto,
         Mode::Plain,
         Mode::Mps,
     ];
 
+    /// The mode that a plan names.
+    fn named(word: &str) -> Option<Self> {
+        let former = || Self::FORMER.iter().find(|(name, _)| *name == word);
+        let now = Self::ALL.into_iter().find(|mode| mode.word() == word);
+        now.or_else(|| former().map(|(_, mode)| *mode))
+    }
+
     pub fn word(self) -> &'static str {
         match self {
-            Self::Slices => "slices",
-            Self::AllAtOnce => "all-at-once",
+            Self::Exclusive => "exclusive",
+            Self::Concurrent => "concurrent",
             Self::Auto => "auto",
             Self::Plain => "plain",
             Self::Mps => "mps",
@@ -59,8 +74,8 @@ impl Mode {
     /// What the quota file calls it; `None`: no arbiter has a part in it.
     pub fn of_device(self) -> Option<&'static str> {
         match self {
-            Self::Slices => Some("exclusive"),
-            Self::AllAtOnce => Some("concurrent"),
+            Self::Exclusive => Some("exclusive"),
+            Self::Concurrent => Some("concurrent"),
             Self::Auto => Some("auto"),
             Self::Plain | Self::Mps => None,
         }

@@ -240,7 +240,7 @@ fn modes(table: &mut Table<'_, '_>) -> Result<Vec<Mode>, ConfigError> {
     let mut modes: Vec<Mode> = Vec::new();
     for (word, at) in table.texts("modes")?.into_iter().flatten() {
         let words = || Mode::ALL.iter().map(|mode| mode.word());
-        let Some(mode) = Mode::ALL.iter().find(|mode| mode.word() == word) else {
+        let Some(mode) = Mode::named(&word) else {
             let remedy = match nearest(&word, words()) {
                 Some(near) => format!("did you mean `{near}`?"),
                 None => format!("write some of {}", words().collect::<Vec<_>>().join(", ")),
@@ -248,14 +248,14 @@ fn modes(table: &mut Table<'_, '_>) -> Result<Vec<Mode>, ConfigError> {
             let message = format!("modes: `{word}` is not known: {remedy}");
             return Err(table.source.wrong(at, message));
         };
-        if modes.contains(mode) {
+        if modes.contains(&mode) {
             let message = format!("modes: `{word}` is named twice: take one away");
             return Err(table.source.wrong(at, message));
         }
-        modes.push(*mode);
+        modes.push(mode);
     }
     if modes.is_empty() {
-        modes.push(Mode::Slices);
+        modes.push(Mode::Exclusive);
     }
     Ok(modes)
 }

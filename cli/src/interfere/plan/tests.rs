@@ -38,21 +38,26 @@ fn a_plan_has_solo_runs_all_pairs_and_what_is_named() {
     };
     assert_eq!(labels(&plan), ["a", "b", "a+a", "a+b", "b+b"]);
     assert_eq!((plan.repeat, plan.seed), (3, 1));
-    assert_eq!(plan.modes, [Mode::Slices]);
+    assert_eq!(plan.modes, [Mode::Exclusive]);
     assert_eq!(words(&plan.jobs[1]), ["/bin/sh", "-c", "x | y"]);
     assert_eq!(plan.jobs[0].progress, Progress::Iterations);
 
-    let more = "[experiment]\npairs = \"distinct\"\nmodes = [\"all-at-once\", \"auto\"]\n\
+    let more = "[experiment]\npairs = \"distinct\"\nmodes = [\"concurrent\", \"auto\"]\n\
         warm_up = \"0s\"\nmeasured = \"2s\"\n\
         [[combination]]\njobs = [\"a\", \"b\", \"a\"]\n\
         [[combination]]\njobs = [\"a\", \"b\"]\nshares = [0.75, \"25%\"]\n";
     let plan = read(&format!("{more}{TWO}")).unwrap();
     assert_eq!(labels(&plan), ["a", "b", "a+b", "a+b+a", "a+b@0.75,0.25"]);
-    assert_eq!(plan.modes, [Mode::AllAtOnce, Mode::Auto]);
+    assert_eq!(plan.modes, [Mode::Concurrent, Mode::Auto]);
     let times = (Duration::ZERO, Duration::from_secs(2));
     assert_eq!(plan.times(&plan.combinations[0]), times);
     let names = names_in_run(&plan, &plan.combinations[3]);
     assert_eq!(names, ["a", "b", "a-2"]);
+
+    // As plans said it before the modes had one word each.
+    let former = "[experiment]\nmodes = [\"slices\", \"all-at-once\"]\n";
+    let plan = read(&format!("{former}{TWO}")).unwrap();
+    assert_eq!(plan.modes, [Mode::Exclusive, Mode::Concurrent]);
 }
 
 #[test]
@@ -107,9 +112,9 @@ fn mistakes_are_placed_and_corrected() {
             &["[\"a\", \"b\"]"],
         ),
         (
-            "[experiment]\nmodes = [\"slice\"]\n",
+            "[experiment]\nmodes = [\"exclusiv\"]\n",
             "2:10",
-            &["did you mean `slices`?"],
+            &["did you mean `exclusive`?"],
         ),
         (
             "[experiment]\nmodes = [\"auto\", \"auto\"]\n",

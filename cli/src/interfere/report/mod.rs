@@ -258,14 +258,14 @@ mod tests {
 
     fn written() -> tempfile::TempDir {
         let plan = plan::parse(PLAN, "p", Path::new("/"), &|_| Err(String::new())).unwrap();
-        let mut failed = record("slices b+b #1", &[("b", 1.0), ("b", 1.0)]);
+        let mut failed = record("exclusive b+b #1", &[("b", 1.0), ("b", 1.0)]);
         failed.figures.clear();
         failed.failed = Some("job `b` ended with exit code 3, \"now\"".into());
         failed.last_lines = Some("</script><script>alert(1)</script>".into());
         let records = [
-            record("slices a #1", &[("a", 100.0)]),
-            record("slices b #1", &[("b", 40.0)]),
-            record("slices a+b #1", &[("a", 50.0), ("b", 40.0)]),
+            record("exclusive a #1", &[("a", 100.0)]),
+            record("exclusive b #1", &[("b", 40.0)]),
+            record("exclusive a+b #1", &[("a", 50.0), ("b", 40.0)]),
             failed,
         ];
         let dir = tempfile::tempdir().unwrap();
@@ -289,11 +289,11 @@ mod tests {
         let lines: Vec<&str> = matrix.lines().collect();
         assert_eq!(lines.len(), 1 + 4, "{matrix}");
         assert!(
-            lines[2].starts_with("slices,a+b,a,b,,2,2,2,1,1,1,"),
+            lines[2].starts_with("exclusive,a+b,a,b,,2,2,2,1,1,1,"),
             "{matrix}"
         );
         assert!(
-            lines[3].starts_with("slices,a+b,b,a,,1,1,1,1,1,1,"),
+            lines[3].starts_with("exclusive,a+b,b,a,,1,1,1,1,1,1,"),
             "{matrix}"
         );
         assert!(
@@ -306,12 +306,12 @@ mod tests {
         assert!(counts.iter().all(|count| *count == 21), "{runs}");
         let report: Value = serde_json::from_str(&read("report.json")).unwrap();
         assert_eq!(report["schema"], 1);
-        assert_eq!(report["failed"][0]["run"], "slices b+b #1");
+        assert_eq!(report["failed"][0]["run"], "exclusive b+b #1");
         assert_eq!(report["slowdowns"].as_array().unwrap().len(), 4);
-        assert!(read("heatmap-slices.svg").contains(">2.00</text>"));
+        assert!(read("heatmap-exclusive.svg").contains(">2.00</text>"));
         let names = fs::read_dir(dir.path()).unwrap().count();
         assert_eq!(names, 7, "nothing half done is left");
-        let trace = fs::read_dir(dir.path().join("trace-slices")).unwrap();
+        let trace = fs::read_dir(dir.path().join("trace-exclusive")).unwrap();
         assert_eq!(trace.count(), 3);
     }
 

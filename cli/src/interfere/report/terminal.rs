@@ -115,24 +115,24 @@ mod tests {
             [[combination]]\njobs = [\"a\", \"a\", \"bb\"]\n";
         let plan = plan::parse(text_of, "p", Path::new("/"), &|_| Err(String::new())).unwrap();
         let records = [
-            record("slices a #1", &[("a", 100.0)]),
-            record("slices bb #1", &[("bb", 40.0)]),
-            record("slices a+a #1", &[("a", 50.0), ("a", 50.0)]),
-            record("slices a+bb #1", &[("a", 80.0), ("bb", 10.0)]),
+            record("exclusive a #1", &[("a", 100.0)]),
+            record("exclusive bb #1", &[("bb", 40.0)]),
+            record("exclusive a+a #1", &[("a", 50.0), ("a", 50.0)]),
+            record("exclusive a+bb #1", &[("a", 80.0), ("bb", 10.0)]),
             record(
-                "slices a+a+bb #1",
+                "exclusive a+a+bb #1",
                 &[("a", 25.0), ("a", 25.0), ("bb", 40.0)],
             ),
         ];
         let matrix = Matrix::of(&plan, &records);
         let plain = text(&plan, &matrix, false);
         let expected = "\
-slices: slowdown of the job at the left beside the job above (95 % interval)
+exclusive: slowdown of the job at the left beside the job above (95 % interval)
     a                    bb
 a   2.00 (2.00 to 2.00)  1.25 (1.25 to 1.25)
 bb  4.00 (4.00 to 4.00)  none
-slices: a beside a and bb: 4.00 (4.00 to 4.00)
-slices: bb beside a and a: 1.00 (1.00 to 1.00)
+exclusive: a beside a and bb: 4.00 (4.00 to 4.00)
+exclusive: bb beside a and a: 1.00 (1.00 to 1.00)
 bb+bb: 1 of 1 not measured yet
 ";
         assert_eq!(plain, expected);

@@ -142,9 +142,9 @@ mod tests {
             [[job]]\nname = \"b\"\ncommand = [\"x\"]\n";
         let plan = plan::parse(text, "p", Path::new("/"), &|_| Err(String::new())).unwrap();
         let mut records = [
-            record("slices a #1", &[("a", 100.0)]),
-            record("slices b #1", &[("b", 40.0)]),
-            record("slices a+b #1", &[("a", 50.0), ("b", 40.0)]),
+            record("exclusive a #1", &[("a", 100.0)]),
+            record("exclusive b #1", &[("b", 40.0)]),
+            record("exclusive a+b #1", &[("a", 50.0), ("b", 40.0)]),
         ];
         records[0].memory_busy = Some(0.25);
         records[1].figures[0].mem_peak_bytes = Some(3 << 30);
@@ -157,12 +157,12 @@ mod tests {
             matrix: &Matrix::of(&plan, &records),
         };
         let dir = tempfile::tempdir().unwrap();
-        write(&experiment, dir.path(), Mode::Slices).unwrap();
+        write(&experiment, dir.path(), Mode::Exclusive).unwrap();
         let options = Options {
             gpu_types: vec!["h200-simulated".into()],
             ..Options::default()
         };
-        let trace = read(&dir.path().join("trace-slices/jobs.csv"), None, &options).unwrap();
+        let trace = read(&dir.path().join("trace-exclusive/jobs.csv"), None, &options).unwrap();
         assert_eq!((trace.jobs.len(), trace.skipped), (2 * EACH, 0));
         let of = |name: &str| {
             let kind = trace.kinds.get(name).unwrap();

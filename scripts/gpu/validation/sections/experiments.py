@@ -10,8 +10,8 @@ from ..processes import Failure
 # A recording is kept beside the logs, to be replayed elsewhere: of few steps, which are all alike.
 STEPS = {"cnn": 40, "gpt": 24}
 WINDOW = {"warm_up": "2500ms", "measured": "3500ms"}
-# Replays are compared in slices alone: they use no memory bandwidth.
-MODES = ("slices", "auto", "all-at-once", "plain")
+# Replays are compared in the first one alone: they use no memory bandwidth.
+MODES = ("exclusive", "auto", "concurrent", "plain")
 
 
 def commands(ctx, steps):
@@ -97,6 +97,7 @@ def experiment(ctx, name, jobs, modes):
     plan, out = ctx.directory / f"{name}.toml", ctx.logs / f"{name}-report"
     plan.write_text("\n".join(lines) + "\n")
     # Its own arbiters, and none of the machine's settings.
+    # The plan's modes are those of their devices.
     (ctx.directory / "sublet.toml").write_text("")
     env = {**ctx.bare, "SUBLET_RUNTIME_DIR": str(ctx.directory), "SUBLET_CONFIG": str(ctx.directory / "sublet.toml")}
     done = ctx.run([*sublet(ctx, "interfere"), plan, "--out", out], f"interfere-{name}", 600, env, expect=None)
@@ -107,10 +108,14 @@ def experiment(ctx, name, jobs, modes):
     ctx.result.check(f"{name}: every run was made", done.returncode == 0 and not report["failed"],
                      "" if done.returncode == 0 else f"exit code {done.returncode}; {report['failed']}; {done.last_lines()}"[:1200])
     found = {(row["mode"], row["job"]): row["slowdown"] for row in report["slowdowns"] if row["slowdown"] is not None}
+    solo = {(row["mode"], row["job"]): row["speed"] for row in report["solo"] if row["speed"]}
     for mode in modes:
         slowdowns = {job: found[mode, job] for job in jobs if (mode, job) in found}
         for job, slowdown in slowdowns.items():
             ctx.result.figure(f"{name}_{mode}_{job}_slowdown", slowdown, "x")
-        if len(slowdowns) == 2:
-            ctx.result.figure(f"{name}_{mode}_sum_of_speeds", sum(1 / slowdown for slowdown in slowdowns.values()), "x")
+        # Slowdowns are of runs of one mode. Sums of modes are compared, so all have one baseline:
+        # each job by itself without us.
+        if len(slowdowns) == 2 and all(("plain", job) in solo for job in slowdowns):
+            speeds = [solo[mode, job] / slowdown / solo["plain", job] for job, slowdown in slowdowns.items()]
+            ctx.result.figure(f"{name}_{mode}_sum_of_speeds", sum(speeds), "x", "of one alone without us")
     return found
