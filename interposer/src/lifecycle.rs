@@ -143,7 +143,8 @@ pub(crate) fn after_context(meaning: Context, args: &[usize], result: CUresult) 
                 primary.store(context, Ordering::Relaxed);
             }
         }
-        Context::Detaches => {
+        // Where nobody governs the process nothing belongs to a context.
+        Context::Detaches if client::current().is_some() => {
             let context = args.first().copied().unwrap_or(0);
             let handle = CUcontext(std::ptr::with_exposed_provenance_mut(context));
             let mut version = 0;

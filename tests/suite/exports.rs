@@ -32,12 +32,16 @@ fn the_preload_library_bears_the_drivers_name_and_all_its_symbols() {
 }
 
 /// What it exports besides the driver's symbols, and who asks for it.
-const BESIDES: [(&str, &str); 13] = [
+const BESIDES: [(&str, &str); 14] = [
     ("dlsym", "look-ups through a handle of the real driver"),
     ("dlvsym", "the same"),
     (
         "sublet_version",
         "tools, and telling ourselves from a driver",
+    ),
+    (
+        "__asan_default_options",
+        "the address sanitizer, which would not start behind us",
     ),
     ("sublet_step", "programs that say where an iteration ends"),
     (

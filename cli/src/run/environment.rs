@@ -14,7 +14,6 @@
 //! | `SUBLET_STRICT` | with `--strict` only: no start without a device of the job |
 //! | `LD_AUDIT`, `CUDA_INJECTION64_PATH` | with `--deep` only: `libsublet.so` |
 //! | `GLIBC_TUNABLES` | with `--deep` only: space for thread-local data of preloaded libraries |
-//! | `ASAN_OPTIONS` | `verify_asan_link_order=0` behind what was there |
 //! | `PYTHONPATH` | with `--step-hook` only: the folder of the hook before what was there |
 //! | `LD_LIBRARY_PATH` | simulated only: the simulated NVML's directory before what was there |
 //! | `SUBLET_RESIDENCY` | simulated only: `touch=0` appended; simulated pins take absent pages |
@@ -51,7 +50,6 @@ pub fn of_job(
         ("SUBLET_DRIVER", driver.path.clone().into()),
         ("SUBLET_ON_ARBITER_LOSS", on_arbiter_loss.as_str().into()),
     ];
-    vars.extend(of_sanitizers(&var));
     if driver.simulated.is_some() {
         let path = var("LD_LIBRARY_PATH").unwrap_or_default();
         vars.push((
@@ -84,7 +82,6 @@ pub fn of_recorded(
         ),
         ("SUBLET_DRIVER", driver.path.clone().into()),
     ];
-    vars.extend(of_sanitizers(&var));
     if driver.simulated.is_some() {
         let path = var("LD_LIBRARY_PATH").unwrap_or_default();
         let sim = install.sim_dir().as_os_str();
@@ -126,34 +123,21 @@ pub fn of_deep_job(
     if var("CUDA_INJECTION64_PATH").is_none_or(|tool| tool.is_empty()) {
         vars.push(("CUDA_INJECTION64_PATH", library.to_owned()));
     }
+    let mut tunables = var("GLIBC_TUNABLES").unwrap_or_default();
     let (name, bytes) = THREAD_LOCAL;
-    vars.extend(with_option("GLIBC_TUNABLES", name, bytes, &var));
+    let named = tunables.as_encoded_bytes().split(|b| *b == b':');
+    // What somebody has chosen stays.
+    if !named
+        .into_iter()
+        .any(|one| one.starts_with(name.as_bytes()))
+    {
+        if !tunables.is_empty() {
+            tunables.push(":");
+        }
+        tunables.push(format!("{name}={bytes}"));
+        vars.push(("GLIBC_TUNABLES", tunables));
+    }
     vars
-}
-
-/// A program that is linked against the runtime of the address sanitizer refuses to start where
-/// another library comes first, for that might bring an allocator of its own; ours brings none.
-fn of_sanitizers(var: impl Fn(&str) -> Option<OsString>) -> Option<(&'static str, OsString)> {
-    with_option("ASAN_OPTIONS", "verify_asan_link_order", 0, var)
-}
-
-/// A list of options with one more behind the others; `None` where somebody has chosen that one.
-fn with_option(
-    list: &'static str,
-    name: &str,
-    value: u32,
-    var: impl Fn(&str) -> Option<OsString>,
-) -> Option<(&'static str, OsString)> {
-    let mut options = var(list).unwrap_or_default();
-    let mut named = options.as_encoded_bytes().split(|b| *b == b':');
-    if named.any(|one| one.starts_with(name.as_bytes())) {
-        return None;
-    }
-    if !options.is_empty() {
-        options.push(":");
-    }
-    options.push(format!("{name}={value}"));
-    Some((list, options))
 }
 
 /// `first:list`, or `list` where it already begins with `first`, as in a job within a job.
@@ -251,18 +235,6 @@ mod tests {
     }
 
     #[test]
-    fn the_address_sanitizer_may_come_behind_us_unless_somebody_says_otherwise() {
-        let options =
-            |there: &[(&str, &str)]| get(&vars(false, there), "ASAN_OPTIONS").map(str::to_owned);
-        let ours = "verify_asan_link_order=0";
-        assert_eq!(options(&[]).as_deref(), Some(ours));
-        let there = [("ASAN_OPTIONS", "detect_leaks=0")];
-        assert_eq!(options(&there), Some(format!("detect_leaks=0:{ours}")));
-        let chosen = [("ASAN_OPTIONS", "verify_asan_link_order=1")];
-        assert_eq!(options(&chosen), None);
-    }
-
-    #[test]
     fn what_was_there_stays_behind_ours_and_ours_comes_once() {
         let there = [
             ("LD_PRELOAD", "/x/asan.so /x/b.so"),
@@ -278,9 +250,7 @@ mod tests {
             .iter()
             .map(|(key, value)| (*key, value.to_str().unwrap()))
             .collect();
-        let mut inner = outer.clone();
-        inner.retain(|(key, _)| *key != "ASAN_OPTIONS");
-        assert_eq!(vars(true, &there), inner, "a job within a job");
+        assert_eq!(vars(true, &there), outer, "a job within a job");
         assert_eq!(get(&outer, "SUBLET_RESIDENCY"), Some(",touch=0"));
         let there = [("LD_PRELOAD", "/s/libsublet.so.old")];
         assert_eq!(

@@ -286,6 +286,15 @@ shim_ffi::driver_table!(expand);
 
 publish_own!(OWN);
 
+/// The address sanitizer asks the program for options by this function, where its environment says
+/// nothing of them. A program that is linked against its runtime does not start where another
+/// library comes first, for that might bring an allocator of its own; ours brings none. Source: the
+/// sanitizer's flag `verify_asan_link_order`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn __asan_default_options() -> *const std::ffi::c_char {
+    c"verify_asan_link_order=0".as_ptr()
+}
+
 /// Version of this library, for tools and for telling ourselves from a driver.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn sublet_version() -> u32 {

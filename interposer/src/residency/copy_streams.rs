@@ -190,10 +190,13 @@ pub(crate) fn green_goes(green: usize) {
 
 /// After a green context that was to end has not.
 pub(crate) fn green_stays(green: usize) {
+    if !super::active() {
+        return;
+    }
     let context = of_green(green);
     let mut device = CUdevice::default();
     let handle = CUcontext(std::ptr::with_exposed_provenance_mut(context));
-    if !super::active() || context == 0 {
+    if context == 0 {
         return;
     }
     // SAFETY: valid pointer to a local; a live context.
