@@ -312,9 +312,12 @@ fn a_turn_comes_when_the_job_before_it_ends() {
         let line = waiting(&sandbox, "bb");
         wait_in_line(&sandbox, &["bb"]);
         if gives_up {
+            // Without a turn it could give nothing back.
             give_up(&sandbox, "a");
+            ends.kill();
+        } else {
+            well(ends);
         }
-        well(ends);
         acquired.push(testbed::join(line).map(|one| one.acquired && one.restored));
         checked(&mut stays);
     }
