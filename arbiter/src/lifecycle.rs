@@ -324,6 +324,7 @@ impl Arbiter {
         // What a disk has not taken by then is lost, as on a full disk.
         self.journal.settle(crate::writer::IN_THE_END);
         self.persistence.settle(crate::writer::IN_THE_END);
+        self.renewal.end();
         // Those that another arbiter has bound meanwhile are not its own.
         for path in self.rulebook.options().dir.sockets() {
             if !self.supervisor.keeps_socket(&path) {

@@ -10,9 +10,11 @@ use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
+use std::time::Duration;
 
 use channel::arbiter::Listener;
 use control::paths::RuntimeDir;
+use parking_lot::Mutex;
 
 use crate::background::Background;
 use crate::premises::{self, Premises};
@@ -55,7 +57,12 @@ pub struct Renewal {
     again_ns: u64,
     /// What was said last.
     said: String,
+    /// The arbiter ends: nothing is made again.
+    over: Arc<Mutex<bool>>,
 }
+
+/// TIMEOUT: how long the end waits for a look that is under way, which makes two sockets at most.
+const END: Duration = Duration::from_secs(1);
 
 impl Renewal {
     /// Starts the thread, where names are to be made again.
@@ -63,8 +70,14 @@ impl Renewal {
     /// # Errors
     /// It cannot be started.
     pub fn start(premises: Premises, renew: Option<Renew>) -> io::Result<Self> {
+        let over = Arc::new(Mutex::new(false));
+        let ends = Arc::clone(&over);
         let look = |mut renew: Renew| {
             Background::start("premises", 1, move |premises: Arc<Premises>| {
+                let over = ends.lock();
+                if *over {
+                    return None;
+                }
                 let what = premises.amiss()?;
                 let renewed = renew(&premises);
                 Some(Amiss { what, renewed })
@@ -76,7 +89,15 @@ impl Renewal {
             asked: false,
             again_ns: 0,
             said: String::new(),
+            over,
         })
+    }
+
+    /// The arbiter ends: names that it removes are not made again.
+    pub fn end(&self) {
+        if let Some(mut over) = self.over.try_lock_for(END) {
+            *over = true;
+        }
     }
 
     /// What of the directory is this arbiter's.
