@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use crate::groups::{Asked, Group, Key, Stage, Waiter};
 use crate::journal::About;
+use crate::peer;
 use crate::residency::{ResidencyStatus, State};
 use crate::serve::Arbiter;
 use crate::state::SavedTurn;
@@ -132,7 +133,10 @@ impl Arbiter {
                 .with_hint("`sublet acquire` comes before `sublet yield`")
         })?;
         for waiter in asked {
-            self.answer_late(&waiter);
+            self.answer_late(
+                &waiter,
+                "it has given up the turn that it waited for".into(),
+            );
         }
         self.end_turn(id, waiting, "gives its turn up");
         Ok(Reply::Yielded(Yielded {
@@ -318,7 +322,7 @@ impl Arbiter {
     }
 
     /// It has waited as long as it was to.
-    fn answer_late(&mut self, waiter: &Waiter) {
+    fn answer_late(&mut self, waiter: &Waiter, waits_for: String) {
         let Some(tenant) = self.ledger.get(waiter.tenant) else {
             return;
         };
@@ -327,10 +331,53 @@ impl Arbiter {
             job: tenant.spec.name.clone(),
             group: group.map_or_else(String::new, |((_, name), _)| name.clone()),
             waited_ms: self.waited_ms(waiter),
+            waits_for,
             ..Acquired::default()
         };
         self.turns
             .reply(waiter.number, Ok(Reply::Acquired(acquired)));
+    }
+
+    /// What a job waits for whose turn has not come, for people.
+    fn awaited_by(&self, id: TenantId) -> String {
+        let Some((_, group)) = self.groups.of(id) else {
+            return String::new();
+        };
+        let name_of = |id: TenantId| {
+            let tenant = self.ledger.get(id);
+            tenant.map_or_else(String::new, |tenant| tenant.spec.name.clone())
+        };
+        let Some(holder) = group.holder() else {
+            let first = group.waiting_jobs().into_iter().find(|one| *one != id);
+            return first.map_or_else(String::new, |first| {
+                format!("job `{}` is before it", name_of(first))
+            });
+        };
+        let comes = group.comes().is_some();
+        let whose = match (holder == id, comes) {
+            (false, false) => return format!("job `{}` has the turn", name_of(holder)),
+            (false, true) => format!("the turn comes to job `{}` first, and ", name_of(holder)),
+            (true, _) => String::new(),
+        };
+        match self.stays_of(group, holder) {
+            Some(other) => format!(
+                "{whose}the memory of job `{}` has not left{}",
+                name_of(other),
+                self.stopped_of(other)
+            ),
+            None => format!("{whose}its memory is not back{}", self.stopped_of(holder)),
+        }
+    }
+
+    /// That a process of a job is stopped, which keeps its memory where it is.
+    fn stopped_of(&self, id: TenantId) -> String {
+        let clients = self.ledger.get(id).map(|tenant| &tenant.clients);
+        let pids = clients.into_iter().flatten();
+        let mut pids = pids.filter_map(|client| Some(self.clients.get(*client)?.pid));
+        let stopped = pids.find(|pid| peer::is_stopped(*pid));
+        stopped.map_or_else(String::new, |pid| {
+            format!(": its process {pid} is stopped (`kill -CONT {pid}` has it go on)")
+        })
     }
 
     fn waited_ms(&self, waiter: &Waiter) -> u64 {
@@ -345,10 +392,20 @@ impl Arbiter {
             let turns = &self.turns;
             let now_unix_ms = self.clock.unix_ms();
             let awaits = |number| turns.awaits(number);
+            // As it is before their turns are taken from them.
+            let overdue = self.groups.overdue(&key, now_ns);
+            let reasons: Vec<(TenantId, String)> = (overdue.into_iter())
+                .map(|id| (id, self.awaited_by(id)))
+                .collect();
             let (missed, lost) = self.groups.prune(&key, now_ns, now_unix_ms, awaits);
             for waiter in missed {
-                self.answer_late(&waiter);
-                let fields = [("waited_ms", Value::from(self.waited_ms(&waiter)))];
+                let reason = reasons.iter().find(|(id, _)| *id == waiter.tenant);
+                let reason = reason.map_or_else(String::new, |(_, reason)| reason.clone());
+                let fields = [
+                    ("waited_ms", Value::from(self.waited_ms(&waiter))),
+                    ("waits_for", Value::from(reason.clone())),
+                ];
+                self.answer_late(&waiter, reason);
                 let how = "has not had its turn in time";
                 self.tell_turn(waiter.tenant, "turn_missed", how, &fields);
             }
@@ -455,7 +512,7 @@ impl Arbiter {
                         acquired: true,
                         waited_ms: self.waited_ms(&waiter),
                         restored: was_away,
-                        held_before: false,
+                        ..Acquired::default()
                     };
                     self.turns
                         .reply(waiter.number, Ok(Reply::Acquired(acquired)));
@@ -482,7 +539,8 @@ impl Arbiter {
         tenant.is_some_and(|tenant| tenant.turn.is_away)
     }
 
-    fn progress(&self, group: &Group, id: TenantId) -> Progress {
+    /// Another member of a group whose memory is to leave for the turn of a job, and has not.
+    fn stays_of(&self, group: &Group, id: TenantId) -> Option<TenantId> {
         let is_gone = |one: &ResidencyStatus| {
             let cannot = one.settled && one.figures.failed;
             one.resident_bytes == 0
@@ -490,16 +548,19 @@ impl Arbiter {
                 || one.state == State::Failed
                 || cannot
         };
-        let others = group.members.iter().filter(|member| **member != id);
-        for other in others {
+        let mut others = group.members.iter().filter(|member| **member != id);
+        let stays = |other: &&TenantId| {
             // One whose memory stays whatever happens is not waited for.
-            let leaves = self
-                .ledger
-                .get(*other)
-                .is_some_and(|tenant| tenant.turn.is_away);
-            if leaves && !self.residency_of(*other).iter().all(is_gone) {
-                return Progress::Moving;
-            }
+            let tenant = self.ledger.get(**other);
+            tenant.is_some_and(|tenant| tenant.turn.is_away)
+                && !self.residency_of(**other).iter().all(is_gone)
+        };
+        others.find(stays).copied()
+    }
+
+    fn progress(&self, group: &Group, id: TenantId) -> Progress {
+        if self.stays_of(group, id).is_some() {
+            return Progress::Moving;
         }
         for one in self.residency_of(id) {
             if one.state == State::Failed

@@ -303,6 +303,21 @@ impl Groups {
         Ok((group.waiting_jobs().len(), asked))
     }
 
+    /// Jobs of a group whose requests have waited as long as they may.
+    pub fn overdue(&self, key: &Key, now_ns: u64) -> Vec<TenantId> {
+        let Some(group) = self.all.get(key) else {
+            return Vec::new();
+        };
+        let asked = match group.hold.as_ref().map(|hold| &hold.stage) {
+            Some(Stage::Comes { asked, .. }) => asked.as_slice(),
+            _ => &[],
+        };
+        let all = group.waiting.iter().chain(asked);
+        all.filter(|waiter| now_ns >= waiter.deadline_ns)
+            .map(|waiter| waiter.tenant)
+            .collect()
+    }
+
     /// Takes away the requests of a group that have waited as long as they may, which are returned,
     /// and those that nobody waits for any more. A turn that comes for nobody any more is over:
     /// whose it was.

@@ -172,6 +172,8 @@ pub fn which_have_ended<'a>(processes: &[BorrowedFd<'a>]) -> Vec<bool> {
 struct Stat {
     /// It has ended and is not reaped.
     zombie: bool,
+    /// By a signal, or by a debugger.
+    stopped: bool,
     parent: u32,
     /// In clock ticks since boot.
     started_ticks: u64,
@@ -197,8 +199,10 @@ impl Stat {
         // last one.
         let rest = line.get(line.iter().rposition(|byte| *byte == b')')? + 1..)?;
         let mut fields = std::str::from_utf8(rest).ok()?.split_ascii_whitespace();
+        let state = fields.next()?;
         Some(Self {
-            zombie: fields.next()? == "Z",
+            zombie: state == "Z",
+            stopped: matches!(state, "T" | "t"),
             parent: fields.next()?.parse().ok()?,
             // Field 22.
             started_ticks: fields.nth(17)?.parse().ok()?,
@@ -253,6 +257,14 @@ pub fn inner(pid: u32) -> Option<channel::InnerPid> {
 /// The parent of a process; `None`: the process is gone.
 pub fn parent_of(pid: u32) -> Option<u32> {
     Stat::of(pid).ok().flatten().map(|stat| stat.parent)
+}
+
+/// Whether a process is stopped, by SIGSTOP or the like: it does nothing until it is continued.
+pub fn is_stopped(pid: u32) -> bool {
+    Stat::of(pid)
+        .ok()
+        .flatten()
+        .is_some_and(|stat| stat.stopped)
 }
 
 /// The present in clock ticks since boot, in which start times of processes are given.

@@ -174,7 +174,7 @@ pub fn renew(
     bind: impl FnOnce(&mut Premises) -> io::Result<(Listener, UnixListener)>,
 ) -> Result<Renewed, String> {
     let words = |error: io::Error| error.to_string();
-    dir.ensure(rustix::process::geteuid().as_raw())
+    dir.ensure_again(rustix::process::geteuid().as_raw())
         .map_err(|error| error.to_string())?;
     let path = dir.lock_file();
     let lock = if before.has(&path) {

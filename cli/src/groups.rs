@@ -151,7 +151,13 @@ fn acquired_line(acquired: &Acquired) -> String {
     let Acquired { job, group, .. } = acquired;
     let waited = seconds(acquired.waited_ms);
     match (acquired.acquired, acquired.held_before, acquired.restored) {
-        (false, ..) => format!("{job} has no turn of {group} after {waited:.1} s\n"),
+        (false, ..) if acquired.waits_for.is_empty() => {
+            format!("{job} has no turn of {group} after {waited:.1} s\n")
+        }
+        (false, ..) => {
+            let why = &acquired.waits_for;
+            format!("{job} has no turn of {group} after {waited:.1} s: {why}\n")
+        }
         (true, true, _) => format!("{job} has the turn of {group} already\n"),
         (true, false, true) => {
             format!("{job} has the turn of {group} after {waited:.1} s, and its memory is back\n")
@@ -223,6 +229,11 @@ mod tests {
         assert_eq!(
             acquired_line(&acquired),
             "a has no turn of rl after 1.2 s\n"
+        );
+        acquired.waits_for = "job `b` has the turn".into();
+        assert_eq!(
+            acquired_line(&acquired),
+            "a has no turn of rl after 1.2 s: job `b` has the turn\n"
         );
         acquired.acquired = true;
         acquired.restored = true;

@@ -45,6 +45,8 @@ pub struct Acquired {
     pub restored: bool,
     /// It had the turn when it asked.
     pub held_before: bool,
+    /// What it waited for in the end, where it has not acquired the turn.
+    pub waits_for: String,
 }
 
 /// A job gives the turn of its group up.

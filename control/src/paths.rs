@@ -277,6 +277,23 @@ impl RuntimeDir {
         self.verify(uid)
     }
 
+    /// As [`ensure`](Self::ensure) for a directory that was there before: what lies above it, and
+    /// was removed with it, is made again as well, for its user alone.
+    ///
+    /// # Errors
+    /// [`PathError`]
+    pub fn ensure_again(&self, uid: u32) -> Result<(), PathError> {
+        if let Some(parent) = self.path.parent() {
+            let mut builder = fs::DirBuilder::new();
+            let made = builder.recursive(true).mode(0o700).create(parent);
+            made.map_err(|error| PathError::Io {
+                path: parent.to_owned(),
+                error,
+            })?;
+        }
+        self.ensure(uid)
+    }
+
     fn io(&self, error: io::Error) -> PathError {
         PathError::Io {
             path: self.path.clone(),
@@ -363,6 +380,24 @@ mod tests {
             };
             assert_eq!(fixture.find().source(), expected);
         }
+    }
+
+    #[test]
+    fn a_directory_is_made_again_with_what_lies_above_it() {
+        let fixture = Fixture::new();
+        let uid = fixture.around.uid;
+        let above = fixture.root.path().join("user");
+        let dir = RuntimeDir::given(above.join("deep/sublet")).unwrap();
+        assert!(dir.ensure(uid).is_err(), "a new one has its place");
+        dir.ensure_again(uid).unwrap();
+        let modes = [dir.path(), &above].map(|path| {
+            let meta = fs::metadata(path).unwrap();
+            meta.permissions().mode() & 0o777
+        });
+        assert_eq!(modes, [0o700; 2]);
+        fs::remove_dir_all(&above).unwrap();
+        fs::write(&above, "").unwrap();
+        assert!(dir.ensure_again(uid).is_err());
     }
 
     #[test]

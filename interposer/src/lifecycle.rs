@@ -95,7 +95,7 @@ pub(crate) fn end_context(meaning: Context, args: &[usize]) -> Ending {
     let ending = Ending {
         _going: residency::Going::begin(may_go(meaning, args)),
         _leaving: residency::leaving(),
-        _pass: residency::pass(),
+        _pass: residency::pass_to_end(),
     };
     if let (Context::DestroysGreen, Some(green)) = (meaning, args.first()) {
         residency::green_goes(*green);

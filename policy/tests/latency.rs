@@ -2,8 +2,8 @@
 
 use policy::stepper::{Phase, SimTenant, Stepper};
 use policy::{
-    Device, Holder, LatencyReport, QuantumBounds, SlicePolicy, TenantId, TenantView, Unmet, View,
-    by_name,
+    Device, Holder, LatencyReport, Param, QuantumBounds, SlicePolicy, TenantId, TenantView, Unmet,
+    Value, View, by_name,
 };
 
 const QUANTUM: QuantumBounds = QuantumBounds {
@@ -269,4 +269,67 @@ fn the_earliest_deadline_goes_first() {
     policy.charge(TenantId(2), MS);
     let (granted, _) = at(&mut policy, 75, &[1, 2, 3], Some((2, 62)));
     assert_eq!(granted, [1], "its slack is used up, by 82");
+}
+
+/// The policy with so much saved up at most.
+fn with_window(ms: u64) -> Box<dyn SlicePolicy> {
+    let window = Param::new("window_ms", Value::Number(ms as f64)); // CAST: some hundreds.
+    by_name("latency", &[window]).expect("a policy of the list")
+}
+
+/// How long a job without a target goes without the device at most, in milliseconds.
+fn longest_wait_ms(sim: &mut Stepper<Box<dyn SlicePolicy>>, id: TenantId, us: u64) -> u64 {
+    let end_ns = sim.now_ns() + us * 1000;
+    let (mut had_ns, mut at_ns, mut longest_ns) = (sim.got(id).device_ns, sim.now_ns(), 0);
+    while sim.now_ns() < end_ns {
+        sim.step_us(500);
+        let now_ns = sim.got(id).device_ns;
+        if now_ns != had_ns {
+            (had_ns, at_ns) = (now_ns, sim.now_ns());
+        }
+        longest_ns = longest_ns.max(sim.now_ns() - at_ns);
+    }
+    longest_ns / MS
+}
+
+/// What a window costs others and what it is worth: a service with a third of the device, its
+/// bursts of so many microseconds with pauses of `pause_us` in the mean, and a target of twice
+/// that. How long others wait at most in milliseconds, and how many of its bursts are late.
+fn bargain(window_ms: u64, burst_us: u64, pause_us: f64) -> (u64, u64, u64) {
+    let mut sim = Stepper::new(with_window(window_ms), QUANTUM);
+    let mut one = service(pause_us, 2 * burst_us);
+    for phase in &mut one.phases {
+        if let Phase::Busy { device_us, .. } = phase {
+            *device_us = burst_us;
+        }
+    }
+    sim.join(one);
+    sim.join(train(2, 500));
+    sim.join(train(3, 500));
+    let waits_ms = longest_wait_ms(&mut sim, TenantId(2), 20_000_000);
+    let report = report(&sim);
+    (waits_ms, report.missed, report.bursts)
+}
+
+/// A third of the device that saves up `window` has the device for half of that at a time: it
+/// grows while it is used. A burst that is shorter ends earlier.
+#[test]
+fn others_wait_for_a_burst_or_for_what_is_saved_up_and_no_longer() {
+    for (burst_us, pause_us) in [(12_000, 30_000.0), (100_000, 300_000.0), (600_000, 2e6)] {
+        let found = [100, 500].map(|window_ms| {
+            let (waits_ms, missed, bursts) = bargain(window_ms, burst_us, pause_us);
+            println!(
+                "now: bursts of {} ms, window {window_ms} ms: others wait {waits_ms} ms at most, {missed} of {bursts} late",
+                burst_us / 1000
+            );
+            // Slices and kernels that have begun come on top.
+            let most_ms = (burst_us / 1000).min(window_ms / 2) + 4 * 5;
+            assert!(waits_ms <= most_ms, "{waits_ms} ms, {most_ms} at most");
+            missed * 100 / bursts
+        });
+        assert!(
+            found[1] <= found[0],
+            "saving up is worth nothing: {found:?}"
+        );
+    }
 }

@@ -1,6 +1,6 @@
 //! What is written down agrees with what is built.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -185,6 +185,229 @@ fn every_line_of_the_path_from_the_hook_to_a_job_has_a_test_that_is_there() {
         };
         assert!(is_there, "no such test: {row}");
     }
+}
+
+/// How long a constant lasts, in nanoseconds; `None`: it cannot be read.
+fn length_ns(name: &str, value: &str) -> Option<u64> {
+    let number = |text: &str| -> Option<u64> {
+        let factors = text.split('*');
+        let factors = factors.map(|one| one.trim().replace('_', "").parse::<u64>().ok());
+        factors.product()
+    };
+    let units = [
+        ("Duration::from_secs(", 1_000_000_000),
+        ("Duration::from_millis(", 1_000_000),
+        ("Duration::from_micros(", 1000),
+    ];
+    for (unit, ns) in units {
+        if let Some(rest) = value.strip_prefix(unit) {
+            return Some(number(rest.strip_suffix(')')?)? * ns);
+        }
+    }
+    let ns = if name.ends_with("_MS") { 1_000_000 } else { 1 };
+    Some(number(value)? * ns)
+}
+
+/// Times of a source whose comment says TIMEOUT, by name, with their lengths; those of its tests
+/// do not count.
+fn deadlines_in(source: &str) -> Vec<(String, Option<u64>)> {
+    let code = source.split("\nmod tests {").next().unwrap_or(source);
+    let lines: Vec<&str> = code.lines().collect();
+    let mut found = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let Some((before, _)) = line.split_once("const ") else {
+            continue;
+        };
+        let before = before.trim();
+        let above = lines[..at].iter().rev().map(|line| line.trim_start());
+        let mut comment = above.take_while(|line| line.starts_with("//") || line.starts_with("#["));
+        let declares = before.is_empty() || before.starts_with("pub");
+        if !declares || !comment.any(|line| line.contains("TIMEOUT")) {
+            continue;
+        }
+        let rest = lines[at..].join(" ");
+        let words: Vec<&str> = rest
+            .split(';')
+            .next()
+            .unwrap_or("")
+            .split_whitespace()
+            .collect();
+        let declaration = words.join(" ");
+        let parts = declaration.split_once("const ").and_then(|(_, declared)| {
+            let (name, rest) = declared.split_once(": ")?;
+            let (kind, value) = rest.split_once(" = ")?;
+            Some((name, kind, value))
+        });
+        let Some((name, kind, value)) = parts else {
+            continue;
+        };
+        if kind == "Duration" || name.ends_with("_NS") || name.ends_with("_MS") {
+            found.push((name.to_owned(), length_ns(name, value)));
+        }
+    }
+    found
+}
+
+/// Whether there is a test that is named like this: package, target, and path in that target.
+fn is_test(root: &Path, named: &str) -> bool {
+    let words: Vec<&str> = named.split_whitespace().collect();
+    let [package, target, path @ ..] = &words[..] else {
+        return false;
+    };
+    let folder = root.join(match (*package, *target) {
+        (_, "lib") => format!("{package}/src"),
+        ("tests", _) => "tests/suite".to_owned(),
+        ("host-process", _) => "tests/host-process/suite".to_owned(),
+        _ => format!("{package}/tests"),
+    });
+    // A path that is too long for its line goes on in the next one.
+    let path = path.concat();
+    let mut modules: Vec<&str> = path.split("::").collect();
+    let Some(name) = modules.pop() else {
+        return false;
+    };
+    let wanted = format!("fn {name}()");
+    let mut files = Vec::new();
+    // Tests lie in a file of their own, or in the module `tests` at the end of what they test.
+    for _ in 0..2 {
+        let file = if modules.is_empty() {
+            (*target).to_owned()
+        } else {
+            modules.join("/")
+        };
+        files.push(folder.join(format!("{file}.rs")));
+        files.push(folder.join(file).join("mod.rs"));
+        if modules.last() == Some(&"tests") {
+            modules.pop();
+        }
+    }
+    let mut texts = files
+        .iter()
+        .filter_map(|file| std::fs::read_to_string(file).ok());
+    texts.any(|text| text.contains(&wanted))
+}
+
+/// All deadlines of a second or more of the arbiter and of the preload library, in seconds.
+fn deadlines_of_seconds(root: &Path) -> BTreeMap<String, f64> {
+    let mut open = vec![root.join("arbiter/src"), root.join("interposer/src")];
+    let mut deadlines = BTreeMap::new();
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            let entries = std::fs::read_dir(&path).expect("a folder").flatten();
+            open.extend(entries.map(|entry| entry.path()));
+        } else if path.extension().is_some_and(|it| it == "rs") {
+            let file = path.strip_prefix(root).expect("a source of ours").display();
+            let source = std::fs::read_to_string(&path).expect("a source");
+            for (name, ns) in deadlines_in(&source) {
+                let ns = ns.unwrap_or_else(|| panic!("{file}: {name}: how long is that?"));
+                if ns >= 1_000_000_000 {
+                    // CAST: far below 2^53.
+                    deadlines.insert(format!("{file}: {name}"), ns as f64 / 1e9);
+                }
+            }
+        }
+    }
+    deadlines
+}
+
+#[test]
+fn every_deadline_of_seconds_is_listed_with_what_ends_it_earlier() {
+    let root = Artefacts::get().root();
+    let deadlines = deadlines_of_seconds(root);
+    assert!(deadlines.len() > 40, "{deadlines:?}");
+    let page = std::fs::read_to_string(root.join("docs/reference/deadlines.md"));
+    let page = page.expect("docs/reference/deadlines.md");
+    let mut wrong = Vec::new();
+    let mut listed = BTreeSet::new();
+    for row in page.split("\n- `").skip(1) {
+        let row = row.split("\n\n").next().unwrap_or(row);
+        let (name, rest) = row.split_once("`: ").unwrap_or((row, ""));
+        let Some(seconds) = deadlines.get(name) else {
+            wrong.push(format!(
+                "{name}: no deadline of a second or more has this name"
+            ));
+            continue;
+        };
+        listed.insert(name);
+        let said = rest.lines().next().unwrap_or_default();
+        let length = format!("{seconds} s");
+        if said != length && !said.starts_with(&format!("{length}, ")) {
+            wrong.push(format!("{name}: it takes {length} and not {said}"));
+        }
+        for part in ["Bounds", "Ends earlier", "Test"] {
+            if !rest.contains(&format!("\n  - {part}: ")) {
+                wrong.push(format!("{name}: the row lacks `{part}`"));
+            }
+        }
+        let tests = rest.split("\n  - Test: ").nth(1).unwrap_or_default();
+        if !tests.contains('`') && tests.trim() != "no test" {
+            wrong.push(format!("{name}: name a test, or write `no test`"));
+        }
+        for test in tests.split('`').skip(1).step_by(2) {
+            if !is_test(root, test) {
+                wrong.push(format!("{name}: there is no test `{test}`"));
+            }
+        }
+    }
+    let missing = deadlines
+        .keys()
+        .filter(|name| !listed.contains(name.as_str()));
+    wrong.extend(missing.map(|name| format!("{name}: it is not listed")));
+    println!(
+        "now: {} deadlines of a second or more, {} of them without a test",
+        deadlines.len(),
+        page.matches("- Test: no test").count()
+    );
+    assert_eq!(
+        wrong,
+        Vec::<String>::new(),
+        "say in docs/reference/deadlines.md what ends each wait earlier in the ordinary case"
+    );
+}
+
+#[test]
+fn deadlines_are_read_in_every_form() {
+    let source = "\
+/// Long. TIMEOUT: a week.
+const WEEK_NS: u64 = 7 * 24 * 3600 * 1_000_000_000;
+/// No limit.
+const OTHER_NS: u64 = 5_000_000_000;
+/// TIMEOUT: a moment,
+/// and some.
+#[allow(unused, reason = \"an example\")]
+pub(crate) const SHORT: Duration = Duration::from_millis(20);
+/// TIMEOUT: in two lines.
+pub const EXPIRES_MS: u64 =
+    120_000;
+fn act() {
+    // TIMEOUT: within a function.
+    const INSIDE: Duration = Duration::from_secs(3);
+}
+/// TIMEOUT: not a time.
+const MOST: u64 = 10;
+/// TIMEOUT: another one's.
+const SAME_NS: u64 = WEEK_NS;
+#[cfg(test)]
+mod tests {
+    /// TIMEOUT: of a test.
+    const PATIENCE: Duration = Duration::from_secs(60);
+}
+";
+    let found = deadlines_in(source);
+    let found: Vec<_> = found
+        .iter()
+        .map(|(name, ns)| (name.as_str(), *ns))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            ("WEEK_NS", Some(604_800_000_000_000)),
+            ("SHORT", Some(20_000_000)),
+            ("EXPIRES_MS", Some(120_000_000_000)),
+            ("INSIDE", Some(3_000_000_000)),
+            ("SAME_NS", None),
+        ]
+    );
 }
 
 /// Variables by which pip finds packages on this machine; a sandbox has none of its surroundings'.

@@ -11,7 +11,9 @@ use control::{
 };
 use kubernetes::grpc;
 use kubernetes::proto::timeslice as v1alpha1;
+use nix::sys::signal::{Signal, kill};
 use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
 use serde_json::Value;
 use testbed::CommandWithin as _;
 use tests::{Artefacts, Outcome, PATIENCE, ProgramRun, Running, Sandbox, programs, wait_until};
@@ -290,6 +292,72 @@ fn who_dies_frees_the_turn_and_the_place_in_line_at_once() {
     wait_until("the group is gone with its last job", || {
         control(&sandbox).groups().ok()?.is_empty().then_some(())
     });
+}
+
+#[test]
+fn a_turn_comes_when_the_job_before_it_ends() {
+    let sandbox = sandbox();
+    let _arbiter = sandbox.arbiter();
+    let mut stays = tenant(&sandbox, "bb", &[]);
+    acquire(&sandbox, "bb");
+    assert_eq!(json(&stays.answer())["ready"], true);
+    let mut acquired = Vec::new();
+    for (round, gives_up) in [true, false, true, false].into_iter().enumerate() {
+        let name = format!("a{round}");
+        let mut ends = tenant(&sandbox, &name, &[]);
+        let line = waiting(&sandbox, &name);
+        wait_in_line(&sandbox, &[&name]);
+        give_up(&sandbox, "bb");
+        assert!(testbed::join(line).expect("it may").acquired);
+        assert_eq!(json(&ends.answer())["ready"], true);
+        let line = waiting(&sandbox, "bb");
+        wait_in_line(&sandbox, &["bb"]);
+        if gives_up {
+            give_up(&sandbox, &name);
+            settled(&sandbox, &name, 0);
+        }
+        // It gives back all that it has, with its memory here or away.
+        well(ends);
+        acquired.push(testbed::join(line).map(|one| one.acquired && one.restored));
+        checked(&mut stays);
+    }
+    println!("now: behind a neighbour that ends it has its turn: {acquired:?}");
+    assert_eq!(acquired, [const { Ok(true) }; 4]);
+    well(stays);
+}
+
+#[test]
+fn who_waits_in_vain_hears_for_what() {
+    let sandbox = sandbox();
+    let _arbiter = sandbox.arbiter();
+    let mut first = tenant(&sandbox, "a", &[]);
+    acquire(&sandbox, "a");
+    assert_eq!(json(&first.answer())["ready"], true);
+    let mut second = tenant(&sandbox, "bb", &[]);
+    let in_vain = || {
+        let flags = ["acquire", "bb", "--timeout", "1s"];
+        let outcome = Outcome::of(&mut sandbox.sublet(flags));
+        assert_eq!(outcome.code, Some(124), "{outcome:?}");
+        outcome.stdout
+    };
+    let said = in_vain();
+    assert!(said.contains("job `a` has the turn"), "{said}");
+    // Its memory is to leave, and it does nothing.
+    let processes = sandbox.job_status("a").expect("a job").processes;
+    let pid = Pid::from_raw(i32::try_from(processes[0].pid).expect("a process"));
+    kill(pid, Signal::SIGSTOP).expect("it is ours");
+    give_up(&sandbox, "a");
+    let said = in_vain();
+    kill(pid, Signal::SIGCONT).expect("it is ours");
+    println!("now: it hears: {}", said.trim_end());
+    let expected = format!(
+        "the memory of job `a` has not left: its process {pid} is stopped (`kill -CONT {pid}`"
+    );
+    assert!(said.contains(&expected), "{said}");
+    acquire(&sandbox, "bb");
+    assert_eq!(json(&second.answer())["ready"], true);
+    well(first);
+    well(second);
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod contexts;
 mod devices;
 mod early;
 mod failures;
+mod given_back;
 mod host_memory;
 mod interrupted;
 mod last_use;

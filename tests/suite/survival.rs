@@ -280,6 +280,41 @@ fn a_directory_that_is_removed_while_a_job_runs_is_made_again_by_its_arbiter() {
     }
 }
 
+/// As `$XDG_RUNTIME_DIR` goes at a logout, with the directory of sublet in it.
+#[test]
+fn a_directory_that_is_removed_with_its_parent_is_made_again_by_its_arbiter() {
+    let mut sandbox = Sandbox::new();
+    let parent = sandbox.path("user");
+    let name = sandbox.path("run");
+    std::fs::remove_dir(&name).expect("removed");
+    std::fs::create_dir(&parent).expect("a directory");
+    std::os::unix::fs::symlink(parent.join("sublet"), &name).expect("a link");
+    sandbox.set("SUBLET_RUNTIME_DIR", parent.join("sublet"));
+    let memory = programs::program("memory");
+    let mut run = ProgramRun::start(&mut sandbox.job(&["--name", "nohup"], &memory));
+    let arbiter = wait_until("the arbiter is there", || arbiters_pid(&sandbox));
+    let mut pids = vec![arbiter];
+    for _ in 0..2 {
+        std::fs::remove_dir_all(&parent).expect("removed");
+        pids.push(wait_until("the names are there again", || {
+            arbiters_pid(&sandbox)
+        }));
+    }
+    let made = pids.len() - 1;
+    // A worker that the job starts after that finds its arbiter.
+    assert_ne!(run.ask("fork"), "");
+    let worker = run.ask("init");
+    let processes = sandbox
+        .job_status("nohup")
+        .map_or(0, |job| job.processes.len());
+    pids.dedup();
+    println!(
+        "now: made again {made} times with its parent, arbiters {pids:?}; a new worker: {worker}, {processes} processes attached"
+    );
+    assert_eq!((worker.as_str(), pids.len(), processes), ("0", 1, 1));
+    drop(run);
+}
+
 #[test]
 fn a_second_arbiter_of_a_user_refuses_jobs_on_devices_that_the_first_one_has() {
     let sandbox = Sandbox::exclusive();

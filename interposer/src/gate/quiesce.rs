@@ -12,7 +12,8 @@
 //! the call is answered with an error.
 //!
 //! While the memory comes back, threads that have said what they touch may have a leave
-//! ([`pass_by_permit`]) to pass all the same.
+//! ([`pass_by_permit`]) to pass all the same. A call that gives memory back or ends a context needs
+//! none of it on the device: it passes as soon as the agent rests ([`pass_to_end`]).
 //!
 //! The price is two locked additions per call, in evictable tenants alone.
 
@@ -46,6 +47,11 @@ pub(crate) fn active() -> bool {
 static QUIESCE: AtomicU32 = AtomicU32::new(0);
 /// What calls are answered instead of waiting; 0: they wait.
 static FAILED: AtomicU32 = AtomicU32::new(0);
+
+/// The agent has nothing to do: who needs no memory may pass although the gate is closed.
+static RESTS: AtomicBool = AtomicBool::new(false);
+/// Changes when it begins to rest, and when the gate opens.
+static RESTED: AtomicU32 = AtomicU32::new(0);
 
 /// Devices whose memory is away or moves, as bits.
 static AWAY: AtomicU32 = AtomicU32::new(0);
@@ -116,6 +122,37 @@ pub(crate) fn try_pass() -> Option<Pass> {
     }
     line.fetch_sub(1, Ordering::Release);
     None
+}
+
+/// As [`pass`] for a call that gives memory back, or ends a context with all that is in it. What is
+/// away need not come back for that: behind the closed gate it waits for no more than the end of
+/// what the agent is doing. The agent does nothing until it is through.
+pub(crate) fn pass_to_end() -> Result<Pass, CUresult> {
+    let thread = thread();
+    if !active() || thread.is_inside() {
+        return Ok(Pass(None));
+    }
+    let line = line_of(thread);
+    loop {
+        let rested = RESTED.load(Ordering::SeqCst);
+        let held = holds(thread);
+        // SYNC(quiesce): as in `enter`, with `rest` and `nobody_inside` as well.
+        line.fetch_add(1, Ordering::SeqCst);
+        let closed = QUIESCE.load(Ordering::SeqCst) & CLOSED != 0;
+        if held || !closed || RESTS.load(Ordering::SeqCst) {
+            return Ok(Pass(Some((line, thread.passes.begin()))));
+        }
+        line.fetch_sub(1, Ordering::Release);
+        let failed = FAILED.load(Ordering::Acquire);
+        if failed != 0 {
+            return Err(CUresult(failed));
+        }
+        if process::exiting() || client::current().is_none() {
+            return Ok(Pass(None));
+        }
+        thread.counts.give_back();
+        sleep_on(&RESTED, rested);
+    }
 }
 
 #[inline(never)]
@@ -221,13 +258,18 @@ pub(crate) fn wait_on<T>(
         if process::exiting() || client::current().is_none() {
             break None;
         }
-        let timeout = rustix::time::Timespec {
-            tv_sec: 0,
-            tv_nsec: STEP.as_nanos() as i64, // CAST: 50 million.
-        };
-        use rustix::thread::futex;
-        let _ = futex::wait(word, futex::Flags::PRIVATE, seen, Some(&timeout));
+        sleep_on(word, seen);
     }
+}
+
+/// Sleeps until a word changes from `seen`, or for a step.
+fn sleep_on(word: &AtomicU32, seen: u32) {
+    let timeout = rustix::time::Timespec {
+        tv_sec: 0,
+        tv_nsec: STEP.as_nanos() as i64, // CAST: 50 million.
+    };
+    use rustix::thread::futex;
+    let _ = futex::wait(word, futex::Flags::PRIVATE, seen, Some(&timeout));
 }
 
 fn bit(device: usize) -> u32 {
@@ -310,11 +352,39 @@ pub(crate) fn fail(status: CUresult) {
 fn wake() {
     use rustix::thread::futex;
     let _ = futex::wake(&QUIESCE, futex::Flags::PRIVATE, i32::MAX as u32);
+    wake_ending();
+}
+
+/// Wakes a thread that waits in [`pass_to_end`].
+fn wake_ending() {
+    use rustix::thread::futex;
+    RESTED.fetch_add(1, Ordering::SeqCst);
+    let _ = futex::wake(&RESTED, futex::Flags::PRIVATE, i32::MAX as u32);
+}
+
+/// The agent waits: where the gate is closed, calls that need no memory pass meanwhile. Afterwards
+/// it asks [`nobody_inside`] before it changes anything.
+pub(crate) fn rest(waits: impl FnOnce()) {
+    if is_closed() {
+        RESTS.store(true, Ordering::SeqCst);
+        wake_ending();
+    }
+    waits();
+    // SYNC(quiesce): SeqCst, before the look at who is inside: either that sees a call, or the call
+    // sees that nobody rests.
+    RESTS.store(false, Ordering::SeqCst);
+}
+
+/// Whether no call of the program is behind the closed gate, or none is by `deadline_ns`. Where the
+/// gate is open it is closed first, see [`close`].
+pub(crate) fn nobody_inside(deadline_ns: u64) -> bool {
+    !is_closed() || empty(deadline_ns)
 }
 
 /// In a forked child.
 pub(crate) fn forget() {
     QUIESCE.store(0, Ordering::Relaxed);
+    RESTS.store(false, Ordering::Relaxed);
     AWAY.store(0, Ordering::Relaxed);
     FAILED.store(0, Ordering::Relaxed);
     for line in &INSIDE {

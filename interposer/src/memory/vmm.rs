@@ -143,7 +143,7 @@ fn can_be_on_host(properties: &CUmemAllocationProp) -> bool {
 /// As the driver's function.
 pub(crate) unsafe fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CUresult {
     let result = if residency::is_owned(handle.0) {
-        match residency::pass() {
+        match residency::pass_to_end() {
             Ok(_pass) => residency::release(handle.0),
             Err(status) => status,
         }
@@ -160,21 +160,32 @@ pub(crate) unsafe fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CUres
 /// # Safety
 /// As the driver's function.
 pub(crate) unsafe fn cuMemUnmap(start: CUdeviceptr, bytes: usize) -> CUresult {
-    let pass = match residency::pass() {
+    let end = start.0.saturating_add(bytes as u64);
+    let mut pass = match residency::pass_to_end() {
         Ok(pass) => pass,
         Err(status) => return status,
     };
+    // The program may map again what it keeps the handle of.
+    if residency::active() && residency::is_kept_away(start.0, end) {
+        drop(pass);
+        pass = match residency::pass() {
+            Ok(pass) => pass,
+            Err(status) => return status,
+        };
+    }
     if residency::owns(start.0) {
         return CUresult::CUDA_ERROR_INVALID_VALUE;
     }
-    // SAFETY: the caller's own arguments.
-    let result = unsafe { real::cuMemUnmap(start, bytes) };
-    if result.is_ok() && residency::active() {
-        residency::unmapped(start.0, start.0.saturating_add(bytes as u64));
-    }
+    // SAFETY: the caller's own arguments, or whole mappings among them.
+    let call = |from, to: u64| unsafe { real::cuMemUnmap(CUdeviceptr(from), (to - from) as usize) };
+    let result = if residency::active() {
+        residency::unmap(start.0, end, call)
+    } else {
+        call(start.0, end)
+    };
     drop(pass);
     if result.is_ok() && client::current().is_some() {
-        physical::unmapped(start.0, start.0.saturating_add(bytes as u64));
+        physical::unmapped(start.0, end);
     }
     result
 }

@@ -123,7 +123,7 @@ fn run() {
     let mut before: Option<&'static Attached> = None;
     while !process::exiting() {
         let Some(attached) = client::current() else {
-            clock::pause(STEP);
+            gate::quiesce::rest(|| clock::pause(STEP));
             continue;
         };
         if before.is_some_and(|before| !std::ptr::eq(before, attached)) {
@@ -176,7 +176,7 @@ fn run() {
         } else {
             keep_budget(attached);
         }
-        attached.end.arbiter.wait_for_orders(seen, STEP);
+        gate::quiesce::rest(|| attached.end.arbiter.wait_for_orders(seen, STEP));
     }
 }
 
@@ -243,6 +243,19 @@ fn stand(attached: &Attached) {
 fn carry_out(attached: &'static Attached, device: usize, order: &Order) {
     let number = order.number;
     say(attached, device, number, OrderState::Working, Reason::None);
+    // A call that gives back what is away is waited for.
+    if !gate::quiesce::nobody_inside(order.deadline_mono_ns) {
+        if !process::exiting() {
+            say(
+                attached,
+                device,
+                number,
+                OrderState::Refused,
+                Reason::NotDrained,
+            );
+        }
+        return;
+    }
     // Where memory could not be brought back, threads that end a context do not wait for us at the
     // quiesce gate: none does while this order is carried out, and it is given up for one that
     // waits.
@@ -374,6 +387,10 @@ fn brought(device: usize, outcome: Outcome) -> Outcome {
 /// Brings everything back without an order.
 fn unsupervised(attached: &'static Attached) {
     // As in `carry_out`; asked for again at the next look.
+    let by_ns = now_ns() + STEP.as_nanos() as u64; // CAST: a quarter of a second.
+    if !gate::quiesce::nobody_inside(by_ns) {
+        return;
+    }
     let ends_by_itself = gate::quiesce::has_failed();
     let held = ends_by_itself.then(endings::hold_off);
     if matches!(held, Some(None)) {

@@ -59,8 +59,10 @@ pub(crate) use copy_streams::{green_goes, green_stays, of_green, peers};
 pub(crate) use endings::{Going, Leaving, await_going, leaving};
 pub(crate) use last_use::iteration_ended;
 pub(crate) use operands::used;
-pub(crate) use owned::{adopt, is_owned, noted, release, retain, stay, translated, unmapped};
-pub(crate) use quiesce::{ACTIVE, Pass, active, pass, pass_submission};
+pub(crate) use owned::{
+    adopt, is_kept_away, is_owned, noted, release, retain, stay, translated, unmap,
+};
+pub(crate) use quiesce::{ACTIVE, Pass, active, pass, pass_submission, pass_to_end};
 pub(crate) use report::{
     address_range, attribute, attributes, is_mapped, keep_number, set_attribute,
 };

@@ -121,7 +121,9 @@ fn drop_if_unheld(id: u64) {
         }
         chunk
     });
-    if let Some(chunk) = gone {
+    if let Some(chunk) = gone
+        && chunk.place != Place::Out
+    {
         let _ = chunk::release(chunk.handle);
     }
 }
@@ -178,8 +180,48 @@ fn mapped(address: u64, handle: u64) {
     });
 }
 
+/// Whether something in a range is away whose handle the program has, and that is mapped nowhere
+/// else. Inside the quiesce gate.
+pub(crate) fn is_kept_away(start: u64, end: u64) -> bool {
+    let is_in = |mapping: &Mapping| (start..end).contains(&mapping.address);
+    chunk::with(|chunks| {
+        let mut away = (chunks.all.values())
+            .filter(|chunk| chunk.place == Place::Out && chunk.references != 0);
+        away.any(|chunk| !chunk.mappings.is_empty() && chunk.mappings.iter().all(is_in))
+    })
+}
+
+/// `cuMemUnmap` of a range, which `call` makes of each part of it in which the driver may have
+/// something mapped: of what is away it has nothing. Inside the quiesce gate.
+pub(crate) fn unmap(start: u64, end: u64, call: impl Fn(u64, u64) -> CUresult) -> CUresult {
+    let mut away: Vec<(u64, u64)> = chunk::with(|chunks| {
+        let away = chunks.all.values().filter(|one| one.place == Place::Out);
+        let mapped = away.flat_map(|chunk| {
+            let ends = |at: u64| at.saturating_add(chunk.bytes);
+            (chunk.mappings.iter()).map(move |mapping| (mapping.address, ends(mapping.address)))
+        });
+        mapped
+            .filter(|(from, to)| start <= *from && *to <= end)
+            .collect()
+    });
+    away.sort_unstable();
+    let is_all = !away.is_empty();
+    let mut at = start;
+    for (from, to) in away.into_iter().chain([(end, end)]) {
+        if at < from || !is_all {
+            let result = call(at, from);
+            if !result.is_ok() {
+                return result;
+            }
+        }
+        at = to;
+    }
+    unmapped(start, end);
+    CUresult::CUDA_SUCCESS
+}
+
 /// After `cuMemUnmap` of a range, which is made of whole mappings. Inside the quiesce gate.
-pub(crate) fn unmapped(start: u64, end: u64) {
+fn unmapped(start: u64, end: u64) {
     super::groups::forget(start, end);
     let touched: Vec<u64> = chunk::with(|chunks| {
         let mut touched = Vec::new();

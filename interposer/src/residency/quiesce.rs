@@ -7,7 +7,7 @@ use shim_ffi::{CUresult, Operands};
 use super::early;
 use crate::gate::quiesce;
 
-pub(crate) use crate::gate::quiesce::{ACTIVE, Pass, active, pass};
+pub(crate) use crate::gate::quiesce::{ACTIVE, Pass, active, pass, pass_to_end};
 pub(super) use crate::gate::quiesce::{forget, is_closed};
 
 /// As [`pass`] for a submission, which a thread with a leave may make although the quiesce gate is

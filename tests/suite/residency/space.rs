@@ -1,7 +1,9 @@
 //! The one rule for every call that takes device memory: what others leave for is waited for, what
 //! nobody can give is refused at once, and nobody leaves for it.
 
-use tests::{ProgramRun, Running, Sandbox, programs, wait_until};
+use std::time::Instant;
+
+use tests::{Outcome, ProgramRun, Running, Sandbox, programs, wait_until};
 
 use super::MIB;
 
@@ -142,4 +144,45 @@ fn a_context_that_never_fits_makes_nobody_leave_a_second_time() {
     assert!(gone[0] <= 1 && gone[2] == gone[0], "{gone:?}");
     end(holder);
     end(other);
+}
+
+#[test]
+fn a_restore_that_is_overtaken_by_a_neighbours_block_goes_on_without_its_deadline() {
+    let (mut sandbox, _arbiter) = device("0B");
+    // Copies of 72 MiB take most of a second.
+    sandbox.set(
+        "SUBLET_SIM_SET",
+        "copy_pinned_gbps=0.1;copy_pageable_gbps=0.1",
+    );
+    let mut holder = holder(&sandbox, 72 * MIB);
+    let mut grows = job(&sandbox, "grows", &["--evictable"], "resident");
+    assert_eq!(grows.ask(&format!("alloc {}", 40 * MIB)), "0 0");
+    assert_eq!(grows.ask("fill 0 9"), "0");
+    Outcome::of(&mut sandbox.sublet(["evict", "holder"])).succeeded();
+    let restore = Running::start(&mut sandbox.sublet(["restore", "holder"]));
+    let begun = Instant::now();
+    wait_until("it is on its way", || {
+        let residence = sandbox.job_status("holder")?.residence?;
+        (residence.resident_bytes > 0).then_some(())
+    });
+    // 8 MiB are lacking from here on.
+    let took = grows.ask(&format!("alloc {}", 24 * MIB));
+    let left = sandbox.job_status("holder").and_then(|job| job.residence);
+    let was_away = left.is_some_and(|residence| residence.resident_bytes < 72 * MIB);
+    assert!(took == "0 1" && was_away, "{took}: it came too late");
+    assert_eq!(holder.ask("check 0 7"), "0 0");
+    let back_ms = begun.elapsed().as_millis();
+    let ended = restore.wait();
+    let events = sandbox.events();
+    let refused = (events.iter()).filter(|event| event.kind == "not_restored");
+    let refused: Vec<_> = refused.map(|event| event.message.clone()).collect();
+    println!(
+        "now: a restore that comes to lack 8 MiB: back after {back_ms} ms, {} refused, `sublet restore` ends with {:?}",
+        refused.len(),
+        ended.code
+    );
+    assert_eq!(refused, Vec::<String>::new());
+    assert_eq!(grows.ask("check 0 9"), "0 0");
+    end(grows);
+    end(holder);
 }

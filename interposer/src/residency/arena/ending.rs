@@ -34,7 +34,7 @@ impl Arena {
         // As the driver's own: nothing that was submitted before may still use it when somebody
         // else is given the place.
         self.synchronize()?;
-        let _pass = quiesce::pass()?;
+        let _pass = quiesce::pass_to_end()?;
         let (outcome, end) = {
             let mut inner = self.inner();
             let block = inner.blocks.get(&address);
