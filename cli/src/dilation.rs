@@ -2,8 +2,8 @@
 //! did: one factor for all times, `SUBLET_SIM_DILATION`.
 //!
 //! The driver, the arbiter and what replays a recording go by it, each by its own clock; a job's
-//! preload library is told by the arbiter. A real device cannot be slowed down: asking for that is
-//! an error.
+//! preload library learns it from the arbiter. A real device cannot be slowed down: asking for that
+//! is an error.
 
 use std::env;
 use std::time::Duration;

@@ -161,14 +161,14 @@ impl Compute {
             && ready_ns > self.cursor_ns
             && self.device_state.turn_wanted(self.device)
         {
-            self.leave();
+            self.hand_on();
         }
         if !self.holding {
             self.acquire(ready_ns, slice_ns);
         }
     }
 
-    fn leave(&mut self) {
+    fn hand_on(&mut self) {
         self.holding = false;
         self.device_state.give_turn(self.device, self.cursor_ns);
     }
@@ -213,7 +213,7 @@ impl Compute {
     /// Leaves the engine to others, since there is nothing to do.
     pub fn idle(&mut self) {
         if self.holding {
-            self.leave();
+            self.hand_on();
         }
         self.host_bound = false;
         self.aside.back();
