@@ -395,7 +395,7 @@ fn a_slower_simulation_takes_longer_and_charges_no_more() {
     Outcome::of(command.args(["--seconds", "1", "--mem", "100MiB"])).succeeded();
     let asked_ns = show(&sandbox, "a.slr")["recorded"]["device_s"]
         .as_f64()
-        .map(|seconds| (seconds * 1e9) as u64)
+        .map(|seconds| (seconds * 1e9).round() as u64)
         .expect("a length");
     sandbox.set("SUBLET_SIM_DILATION", TIMES.to_string());
     let sublet = Artefacts::get().dir().join("sublet");
