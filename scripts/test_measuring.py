@@ -23,11 +23,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "scripts/bench"))
+import recordings  # noqa: E402
 import sharing  # noqa: E402
 
 # Each with what makes it quick, or why it is not run here.
 MEASURING = {
     "scripts/accounting": "starts jobs",
+    "scripts/bench/corun": "takes minutes",
     "scripts/bench/elastic": "takes minutes",
     "scripts/bench/engines": "starts a Slurm, takes minutes",
     "scripts/bench/fairness": "takes minutes",
@@ -270,6 +272,140 @@ class RealDriver(unittest.TestCase):
 
     def test_an_answer_that_only_we_change_now_and_then_stays_a_difference(self):
         self.assertEqual(self.judged(["0"], ["1", "0"]), ([("0", "1")], []))
+
+
+class Recordings(unittest.TestCase):
+    """scripts/bench/recordings.py and scripts/steady: steady steps, from recordings and from figures."""
+
+    FOLDER = ROOT / "examples/recordings/steady"
+
+    def recorded(self):
+        """Three steps of two launches, each begun by a copy of 64 bytes, with memory taken before and the recorder's time in all lengths."""
+        out = recordings.Writer()
+        start = recordings.synthetic(["k"])
+        out.records.extend(start.records)
+        out.order = len(out.records)
+        out.call(recordings.blank(recordings.TAKE, thread=1)._replace(object=7, a=4096), 0)
+        for _ in range(4):
+            out.call(recordings.blank(recordings.COPY, thread=1)._replace(sub=1, a=64), 1000, 500)
+            for _ in range(2):
+                out.launch(recordings.blank(recordings.LAUNCH, thread=1)._replace(stream=1, object=1), 20_000, 30_000)
+            out.call(recordings.blank(recordings.WAIT, thread=1), 0, 900_000)
+        return start._replace(records=out.records)
+
+    def cut(self):
+        return recordings.steady(self.recorded(), input_bytes=64, every=1, first=1, last=3, threads=(1,), recorder_ns=4200, host_scale=0.5, call_ns=4100)
+
+    def test_what_is_written_is_read_back(self):
+        one = recordings.derived(self.recorded(), "nothing")
+        self.assertEqual(recordings.parse(recordings.packed(one)), one)
+        damaged = bytearray(recordings.packed(one))
+        damaged[-3] ^= 1
+        with self.assertRaises(ValueError):
+            recordings.parse(bytes(damaged))
+
+    def test_a_cut_has_whole_steps_without_the_recorders_time(self):
+        figures = recordings.figures(self.cut())
+        self.assertEqual((figures["steps"], figures["launches"]), (2, 4))
+        self.assertAlmostEqual(figures["device_ms"], 4 * (30_000 - 4200) / 1e6)
+        # (gap + call) x 0.5 less the launch's own 4.1 us; of waits no time of theirs.
+        copy, launch = 1500 * 0.5, (20_000 + 1000) * 0.5 - 4100
+        self.assertAlmostEqual(figures["host_ms"], 2 * (copy + 2 * launch) / 1e6, places=5)
+
+    def test_steps_are_repeated_and_what_they_use_is_made_once(self):
+        three = recordings.repeated(self.cut(), 3)
+        figures = recordings.figures(three)
+        self.assertEqual((figures["steps"], figures["launches"]), (6, 12))
+        self.assertEqual(sum(one.kind == recordings.TAKE for one in three.records), 1)
+        orders = [one.order for one in recordings.calls(three)]
+        self.assertEqual(len(orders), len(set(orders)))
+        lengths = recordings.measured(three)
+        self.assertTrue(all(one.order in lengths for one in three.records if one.kind == recordings.LAUNCH))
+
+    def test_what_is_shipped_says_that_it_was_made_and_is_what_is_made(self):
+        done = run("scripts/steady", "--check")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        files = sorted(self.FOLDER.glob("*.slr"))
+        self.assertGreater(len(files), 8)
+        for path in files:
+            recording = recordings.read(path)
+            self.assertIn("derived", recording.provenance, path.name)
+            self.assertGreater(recordings.figures(recordings.repeated(recording, 2))["steps"], 1, path.name)
+
+
+class Corun(unittest.TestCase):
+    """scripts/bench/corun: what is made of samples."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.script = loaded("corun", "scripts/bench/corun")
+
+    def summed(self, *samples, solo=(0.5, 0.5), shares=(0.5, 0.5), error=None):
+        return self.script.summary([{"samples": list(samples), "solo": list(solo), "shares": list(shares), "charge_error_pct": error}])
+
+    def value(self, rows, name):
+        return {row["name"]: row["value"] for row in rows}.get(name)
+
+    def test_a_speed_is_what_ended_over_what_ended_alone(self):
+        one = self.summed([0.4, 0.4], [0.5, 0.3])
+        self.assertEqual([round(speed, 6) for speed in one["speeds"]], [0.8, 0.8])
+        self.assertAlmostEqual(one["sum"], 1.6)
+
+    def test_margin_and_shortfall_are_of_the_worst_second(self):
+        samples, solo, shares = [[0.4, 0.2], [0.5, 0.5]], [0.5, 0.5], [0.5, 0.5]
+        self.assertAlmostEqual(self.script.margin_points(samples, solo, shares)[0], 100 * (0.2 / 0.5 - 0.5))
+        # Half of the 0.7 that both had in the second one, of which it had 0.2.
+        self.assertAlmostEqual(self.script.shortfall_points(samples, solo, shares)[0], 15)
+        # It has no more alone than that: nothing is short.
+        self.assertAlmostEqual(self.script.shortfall_points([[0.2], [0.7]], [0.2, 0.9], shares)[0], 0)
+
+    def test_the_spread_is_over_rounds(self):
+        run_ = lambda rate: {"samples": [[rate], [rate]], "solo": [0.5, 0.5], "shares": [0.5, 0.5]}
+        one = self.script.summary([run_(0.3), run_(0.4), run_(0.5)])
+        self.assertAlmostEqual(one["sum"], 1.6)
+        self.assertAlmostEqual(one["spread"], 0.8)
+
+    def test_the_error_of_the_simulation_is_against_what_was_measured_in_the_same_mode(self):
+        mixes = self.script.MIXES
+        found = {("CNN + GPT", "plain"): self.summed([0.5], [0.45]), ("CNN + GPT", "exclusive"): self.summed([0.25], [0.25])}
+        rows = self.script.metrics(mixes, found)
+        self.assertAlmostEqual(self.value(rows, "twin_error_points"), 6)
+        self.assertFalse([row for row in rows if sharing.met(row) is False])
+        rows = self.script.metrics(mixes, {("CNN + GPT", "exclusive"): self.summed([0.3], [0.3])})
+        self.assertAlmostEqual(self.value(rows, "twin_error_points"), 26)
+        self.assertIs(sharing.met(rows[0]), False)
+
+    def test_metrics_of_lend_come_with_it_and_fail_where_it_costs_too_much(self):
+        mixes = self.script.MIXES
+        found = {("CNN + GPT", mode): self.summed([rate], [rate], error=1.0) for mode, rate in (("plain", 0.5), ("exclusive", 0.25), ("lend", 0.48))}
+        rows = self.script.metrics(mixes, {key: one for key, one in found.items() if key[1] != "lend"})
+        self.assertIsNone(self.value(rows, "lend_over_plain_equal_min"))
+        rows = self.script.metrics(mixes, found)
+        self.assertAlmostEqual(self.value(rows, "lend_over_plain_equal_min"), 0.96)
+        self.assertAlmostEqual(self.value(rows, "lend_over_slices_cnn_gpt"), 1.92)
+        self.assertEqual(self.value(rows, "charge_error_pct_max"), 1.0)
+        missed = [row["name"] for row in rows if sharing.met(row) is False]
+        self.assertEqual(missed, ["twin_error_points", "lend_over_plain_equal_min"])
+
+    def test_a_margin_below_the_promise_fails_and_one_that_waits_for_each_is_reported_apart(self):
+        mixes = self.script.MIXES
+        rows = self.script.metrics(mixes, {("waits + hog", "lend"): self.summed([0.5, 0.2], [0.5, 0.5])})
+        self.assertAlmostEqual(self.value(rows, "margin_points_min"), -10)
+        self.assertIn("margin_points_min", [row["name"] for row in rows if sharing.met(row) is False])
+        rows = self.script.metrics(mixes, {("waits for each + hog", "lend"): self.summed([0.21], [0.5])})
+        self.assertAlmostEqual(self.value(rows, "margin_waits_each_points_min"), -8)
+        self.assertAlmostEqual(self.value(rows, "margin_points_min"), 50)
+
+    def test_a_charge_is_judged_by_the_devices_own_account(self):
+        self.assertAlmostEqual(self.script.charge_error_pct([51, 52], [50, 50]), 4)
+        self.assertAlmostEqual(self.script.charge_error_pct([0, 50], [50, 50]), 100)
+        self.assertIsNone(self.script.charge_error_pct([0, 0], [0, 0]))
+
+    def test_every_mix_is_of_recordings_that_are_there(self):
+        for one in self.script.MIXES:
+            self.assertAlmostEqual(sum(one["shares"]), 1, msg=one["name"])
+            for job in one["jobs"]:
+                self.assertTrue((self.script.STEADY / f"{job}.slr").exists(), job)
 
 
 class Programs(unittest.TestCase):

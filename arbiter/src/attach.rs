@@ -11,6 +11,7 @@ use policy::TenantId;
 use serde_json::Value;
 
 use crate::clients::Client;
+use crate::clock;
 use crate::convert::{self, NotIn};
 use crate::descriptors::Descriptors;
 use crate::door::{Heard, Kept, Newcomer};
@@ -540,6 +541,7 @@ impl Arbiter {
         let files = pages.take_files();
         pages.arbiter.set_tenant_slot(slot);
         pages.arbiter.set_epoch(self.persistence.epoch());
+        pages.arbiter.set_dilation(clock::dilation());
         pages.arbiter.beat(now_ns);
         let devices = device_map
             .iter()

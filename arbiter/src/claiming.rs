@@ -6,9 +6,13 @@ use control::paths::RUNTIME_DIR_VAR;
 use control::{ControlError, DeviceSelector, ErrorCode, JobSpec, Request};
 
 use crate::claims::{Claimed, Other};
+use crate::clock;
 use crate::convert;
 use crate::serve::Arbiter;
 use crate::spec::Spec;
+
+/// Slows the simulated GPU down, and the arbiter with it.
+const DILATION: &str = "SUBLET_SIM_DILATION";
 
 impl Arbiter {
     /// Whether it is known who has the devices that a job may use; asks where not.
@@ -75,6 +79,7 @@ impl Arbiter {
     /// # Errors
     /// That, with the way out.
     pub(crate) fn must_have_devices_of(&self, spec: &Spec) -> Result<(), ControlError> {
+        self.must_be_as_slow(spec)?;
         for (uuid, device) in self.claimed(spec.settings.devices(), spec.simulated) {
             let standing = self.claims.of(&device);
             if let Some(other) = standing.and_then(|standing| standing.taken.as_ref()) {
@@ -97,6 +102,43 @@ impl Arbiter {
             }
         }
         Ok(())
+    }
+
+    /// Whether the devices of a job go by the same clock as this arbiter: a simulated one may be
+    /// slower than the one that it stands for, a real one cannot.
+    ///
+    /// # Errors
+    /// They do not.
+    fn must_be_as_slow(&self, spec: &Spec) -> Result<(), ControlError> {
+        let ours = clock::dilation();
+        let refused = |message: String, hint: &str| {
+            Err(ControlError::new(ErrorCode::Refused, message).with_hint(hint))
+        };
+        if !spec.simulated && ours != 1 {
+            let message = format!(
+                "this arbiter runs with {DILATION}={ours}, which is for the simulated GPU alone, and the job is for a real one"
+            );
+            return refused(message, "use an arbiter of its own for the simulation");
+        }
+        let devices = self.devices.iter();
+        let other = devices
+            .filter(|(at, device)| {
+                device.by_nvml
+                    && self
+                        .devices
+                        .entitled(*at, spec.settings.devices(), spec.simulated)
+            })
+            .find(|(_, device)| device.dilation != ours);
+        match other {
+            Some((_, device)) => refused(
+                format!(
+                    "the times of {} are multiplied by {} ({DILATION}), those of this arbiter by {ours}",
+                    device.name, device.dilation
+                ),
+                "start the arbiter and the processes that use the simulated GPU with the same value",
+            ),
+            None => Ok(()),
+        }
     }
 
     /// What the user of a job is to hear of others who have its devices.

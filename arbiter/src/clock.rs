@@ -1,9 +1,37 @@
 //! The two clocks: monotonic nanoseconds for decisions, Unix milliseconds for people.
+//!
+//! The monotonic one may go slower than the host's by a whole factor, the *dilation* of a simulated
+//! device: then everything that is planned, measured and waited for by it takes so much longer, and
+//! nothing else knows of that.
 
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// `CLOCK_MONOTONIC` in nanoseconds.
+/// What the host's time is divided by.
+static DILATION: AtomicU32 = AtomicU32::new(1);
+
+/// Sets what the host's time is divided by, in this process: before anything looks at the clock.
+pub fn dilate(dilation: u32) {
+    DILATION.store(dilation.max(1), Relaxed);
+}
+
+/// What the host's time is divided by.
+pub fn dilation() -> u32 {
+    DILATION.load(Relaxed)
+}
+
+/// When it is that time by the host's clock.
+pub fn of_the_host(ns: u64) -> u64 {
+    ns.saturating_mul(u64::from(dilation()))
+}
+
+/// `CLOCK_MONOTONIC` in nanoseconds, over the dilation.
 pub fn mono_ns() -> u64 {
+    host_mono_ns() / u64::from(dilation())
+}
+
+fn host_mono_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     // CAST: the monotonic clock starts at zero.
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
@@ -11,6 +39,7 @@ pub fn mono_ns() -> u64 {
 
 /// Sleeps until that time, at the latest; not at all where it has passed.
 pub fn sleep_until(until_ns: u64) {
+    let until_ns = of_the_host(until_ns);
     use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute};
     let until = Timespec {
         // CAST: 2^63 ns are 292 years.

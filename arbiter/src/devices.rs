@@ -23,6 +23,10 @@ pub struct Device {
     pub free_bytes: Option<u64>,
     /// Behind the simulated driver.
     pub simulated: bool,
+    /// What a turn from one process to another costs there, where the simulated driver says.
+    pub turn_ns: Option<u64>,
+    /// What its times are multiplied by, where the simulated driver says; else 1.
+    pub dilation: u32,
     /// NVML has reported it: its figures are facts and not a client's claim.
     pub by_nvml: bool,
     /// Device memory by process, where NVML tells.
@@ -91,6 +95,8 @@ impl Devices {
                 total_bytes: found.total_bytes,
                 free_bytes: Some(found.free_bytes),
                 simulated: found.simulated,
+                turn_ns: found.turn_ns,
+                dilation: found.dilation,
                 by_nvml: true,
                 process_bytes: found.process_bytes.clone(),
                 present: true,
@@ -150,6 +156,8 @@ impl Devices {
             total_bytes: id.total_bytes,
             free_bytes: None,
             simulated,
+            turn_ns: None,
+            dilation: crate::clock::dilation(),
             by_nvml: false,
             process_bytes: BTreeMap::new(),
             present: false,
@@ -205,6 +213,8 @@ mod tests {
             free_bytes: 60,
             process_bytes: BTreeMap::new(),
             simulated: false,
+            turn_ns: None,
+            dilation: 1,
             mig: None,
             readings: None,
         }

@@ -103,6 +103,7 @@ mod who;
 mod writer;
 
 pub use api::ApiListener;
+pub use clock::dilate;
 pub use convert::check_policy;
 pub use inheritance::put_back as put_back_inherited;
 pub use lifetime::Stopper;

@@ -44,6 +44,11 @@ pub struct Found {
     pub process_bytes: BTreeMap<u32, u64>,
     /// The library says of itself that its devices are simulated.
     pub simulated: bool,
+    /// Of a simulated one: what a turn from one process to another costs there; `None`: the library
+    /// does not tell.
+    pub turn_ns: Option<u64>,
+    /// Of a simulated one: what its times are multiplied by.
+    pub dilation: u32,
     /// Whether it is cut into instances (MIG); `None`: NVML does not tell.
     pub mig: Option<bool>,
     /// `None`: it was not asked for them this time.
@@ -261,6 +266,10 @@ struct ProcessInfo {
 const _: () = assert!(size_of::<ProcessInfo>() == 24 && size_of::<Memory>() == 24);
 
 type Init = unsafe extern "C" fn() -> Status;
+/// `sublet_simgpu_turn_ns`
+type TurnNs = unsafe extern "C" fn() -> u64;
+/// `sublet_simgpu_dilation`
+type Dilation = unsafe extern "C" fn() -> u32;
 type Count = unsafe extern "C" fn(*mut c_uint) -> Status;
 type ByIndex = unsafe extern "C" fn(c_uint, *mut Handle) -> Status;
 type Text = unsafe extern "C" fn(Handle, *mut c_char, c_uint) -> Status;
@@ -281,6 +290,8 @@ struct Nvml {
     processes: Option<Processes>,
     /// It exports the mark of the simulated GPU's library.
     simulated: bool,
+    turn_ns: Option<TurnNs>,
+    dilation: Option<Dilation>,
     mig_mode: Option<MigMode>,
     power: Option<Number>,
     temperature: Option<Temperature>,
@@ -316,6 +327,14 @@ impl Nvml {
                     .ok()
                     .map(|symbol: Symbol<'_, Processes>| *symbol),
                 simulated: library.get::<Init>(b"sublet_simgpu\0").is_ok(),
+                turn_ns: library
+                    .get(b"sublet_simgpu_turn_ns\0")
+                    .ok()
+                    .map(|symbol: Symbol<'_, TurnNs>| *symbol),
+                dilation: library
+                    .get(b"sublet_simgpu_dilation\0")
+                    .ok()
+                    .map(|symbol: Symbol<'_, Dilation>| *symbol),
                 mig_mode: library
                     .get(b"nvmlDeviceGetMigMode\0")
                     .ok()
@@ -368,6 +387,10 @@ impl Nvml {
             free_bytes: memory.free,
             process_bytes: self.process_bytes(handle),
             simulated: self.simulated,
+            // SAFETY: no arguments; functions of the simulated GPU's library.
+            turn_ns: self.turn_ns.map(|call| unsafe { call() }),
+            // SAFETY: as above.
+            dilation: self.dilation.map_or(1, |call| unsafe { call() }.max(1)),
             mig: self.mig(handle),
             readings: with_readings.then(|| self.readings(handle)),
         })

@@ -10,6 +10,7 @@ use control::{DeviceSelector, DeviceSettings, Layer, MemLimit, Misbehaviour, Sli
 
 use crate::api::ApiListener;
 use crate::convert;
+use crate::devices::Device;
 use crate::dispatch::{Answer, Mode, Pace, Setup};
 use crate::names::LookUp;
 use crate::refusal::Ceiling;
@@ -115,8 +116,16 @@ const LEAD_NS: u64 = 80_000;
 /// half of 701 hand-overs on an H200 with driver 580 (`docs/results/h200`), by its own clock, and
 /// never less.
 const TURN_NS: u64 = 140_000;
-/// The same of the simulated one (`switch_us` in `docs/reference/simgpu.md`).
+/// The same of the simulated one that does not say (`switch_us` in `docs/reference/simgpu.md`).
 const SIMULATED_TURN_NS: u64 = 20_000;
+
+/// What a device takes for a turn.
+pub(crate) fn turn_ns(device: Option<&Device>) -> u64 {
+    match device {
+        Some(device) if device.simulated => device.turn_ns.unwrap_or(SIMULATED_TURN_NS),
+        _ => TURN_NS,
+    }
+}
 
 /// How a daemon is started.
 pub struct Options {
@@ -241,12 +250,12 @@ impl Options {
         }
     }
 
-    /// How a device with these settings is run; `simulated`: it is one of the simulated driver's.
+    /// How a device with these settings is run that takes `turn_ns` from one process to another.
     pub(crate) fn setup(
         &self,
         settings: &DeviceSettings,
         memory_bytes: u64,
-        simulated: bool,
+        turn_ns: u64,
     ) -> Setup {
         let policy = settings.policy.as_ref().map(convert::policy);
         Setup {
@@ -256,7 +265,7 @@ impl Options {
                 // A mode that is not known was refused when it was said.
                 SliceMode::Exclusive | SliceMode::Unknown => Mode::Exclusive,
             },
-            pace: self.pace(settings, simulated),
+            pace: self.pace(settings, turn_ns),
             // CAST: a small number.
             holders: settings.holders.unwrap_or(1) as usize,
             // What makes no sense was refused when it was said.
@@ -271,7 +280,7 @@ impl Options {
     }
 
     /// The pace of a device with these settings.
-    fn pace(&self, settings: &DeviceSettings, simulated: bool) -> Pace {
+    fn pace(&self, settings: &DeviceSettings, turn_ns: u64) -> Pace {
         let micros_of = |span: Option<control::Span>| {
             span.map(|span| u32::try_from(span.micros()).unwrap_or(u32::MAX))
         };
@@ -303,11 +312,7 @@ impl Options {
             unmarked_quiet_ns: nanos(self.quiet).max(1_000_000),
             tick_ns: 20_000_000,
             lead_ns: if early_wake { LEAD_NS } else { 0 },
-            turn_ns: if simulated {
-                SIMULATED_TURN_NS
-            } else {
-                TURN_NS
-            },
+            turn_ns,
         }
     }
 }

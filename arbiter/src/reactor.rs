@@ -166,7 +166,7 @@ impl Poller {
 /// Sets a timer to `deadline_ns` of the monotonic clock; `None`: to no time.
 fn set(timer: &OwnedFd, deadline_ns: Option<u64>) -> io::Result<()> {
     // Zero disarms, so a deadline in the past is set one nanosecond after the clock's zero.
-    let at_ns = deadline_ns.map_or(0, |ns| ns.max(1));
+    let at_ns = deadline_ns.map_or(0, |ns| crate::clock::of_the_host(ns).max(1));
     let value = Timespec {
         // CAST: 2^63 ns are 292 years.
         tv_sec: (at_ns / 1_000_000_000) as i64,

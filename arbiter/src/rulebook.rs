@@ -20,7 +20,7 @@ use crate::background::Background;
 use crate::convert;
 use crate::devices::Devices;
 use crate::dispatch::Setup;
-use crate::options::{DeviceRule, Layers, Options, Rules, Subject};
+use crate::options::{DeviceRule, Layers, Options, Rules, Subject, turn_ns};
 use crate::refusal::Ceiling;
 use crate::state::SavedDevice;
 use crate::watch::Watch;
@@ -257,8 +257,8 @@ impl Rulebook {
     pub fn setup(&self, devices: &Devices, index: usize, usable_bytes: u64) -> Setup {
         let mut settings = self.settings(devices, index);
         settings.policy.get_or_insert_with(default_policy);
-        let simulated = devices.get(index).is_some_and(|device| device.simulated);
-        self.options.setup(&settings, usable_bytes, simulated)
+        let turn_ns = turn_ns(devices.get(index));
+        self.options.setup(&settings, usable_bytes, turn_ns)
     }
 
     /// Sets something on a device by hand, over what was set before. It was [checked](check).

@@ -195,6 +195,20 @@ impl ArbiterHalf {
     }
 }
 
+/// The clock that both sides go by.
+impl ArbiterHalf {
+    /// Says what the host's time is divided by: `CLOCK_MONOTONIC` stands for that wherever it is
+    /// named here. Before the client reads the page.
+    pub fn set_dilation(&self, dilation: u32) {
+        self.header.dilation.store(dilation, Relaxed);
+    }
+
+    /// What the host's time is divided by; 0 and 1: by nothing.
+    pub fn dilation(&self) -> u32 {
+        self.header.dilation.load(Relaxed)
+    }
+}
+
 /// Signs of life.
 impl ArbiterHalf {
     /// Says that the arbiter is at work at `mono_ns` (`CLOCK_MONOTONIC`, nanoseconds). At least

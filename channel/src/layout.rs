@@ -17,7 +17,7 @@ use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 /// Incompatible changes of the layout.
 pub const LAYOUT_MAJOR: u32 = 2;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
-pub const LAYOUT_MINOR: u32 = 3;
+pub const LAYOUT_MINOR: u32 = 4;
 
 /// Devices that one client can name.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
@@ -57,7 +57,9 @@ pub struct Header {
     /// Of an [`ArbiterHalf`]: how often bells of the client were answered, never 0; 0: nobody
     /// counts. Since 2.3.
     pub(crate) bells: AtomicU32,
-    pub(crate) reserved0: u32,
+    /// Of an [`ArbiterHalf`]: what the host's time is divided by, where a simulated device is
+    /// slower than the one that it stands for; 0: by nothing. Since 2.4.
+    pub(crate) dilation: AtomicU32,
     pub(crate) reserved: [u64; 4],
 }
 
@@ -390,6 +392,7 @@ mod promise {
     const _: () = assert!(offset_of!(DeviceGrant, order) == 64);
     const _: () = assert!(offset_of!(DeviceGrant, resident_cap_plus_one) == 88);
     const _: () = assert!(offset_of!(Header, bells) == 24);
+    const _: () = assert!(offset_of!(Header, dilation) == 28);
     const _: () = assert!(offset_of!(ArbiterHalf, orders) == 88);
     const _: () = assert!(offset_of!(ArbiterHalf, resize) == 104);
     const _: () = assert!(offset_of!(ArbiterHalf, pin_permit) == 112);

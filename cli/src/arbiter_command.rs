@@ -20,6 +20,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::args::Arbiter;
 use crate::config::{Config, ConfigErrors, DeviceRule, ResidencyRule, Sources, Subject};
 use crate::connect;
+use crate::dilation;
 use crate::exit::Result;
 
 /// Runs until the arbiter ends.
@@ -57,6 +58,7 @@ fn start(args: Arbiter) -> Result<()> {
         return Ok(());
     }
     arbiter::hold_signals()?;
+    arbiter::dilate(dilation::asked()?);
     let sources = Sources::of_arbiter(args.config.as_deref(), args.config_dir.as_deref());
     let config = sources.load()?;
     dir.ensure(around.uid)?;

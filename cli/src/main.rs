@@ -11,6 +11,7 @@ mod config;
 mod config_command;
 mod connect;
 mod demo;
+mod dilation;
 mod doctor;
 mod events;
 mod exit;

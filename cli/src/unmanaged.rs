@@ -78,6 +78,8 @@ mod tests {
             free_bytes: 60,
             process_bytes: pids.iter().map(|pid| (*pid, 7)).collect::<BTreeMap<_, _>>(),
             simulated: false,
+            turn_ns: None,
+            dilation: 1,
             mig: None,
             readings: None,
         }

@@ -44,17 +44,19 @@ class Account:
     """Compute time by process over time, read from the device every few milliseconds."""
 
     def __init__(self, env, every_ms):
-        self.times, self.rows = [], []
+        self.times, self.rows, self.turns = [], [], []
         self.child = subprocess.Popen([RELEASE / "examples/usage", str(every_ms)], env=env, stdout=subprocess.PIPE, text=True)
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
     def read(self):
-        seen = {}
+        seen, turns = {}, {}
         for line in self.child.stdout:
             row = json.loads(line)
             # The device forgets a process that has ended; what it used stays used.
             seen = {**seen, **{p["pid"]: p["compute_ns"] for device in row["devices"] for p in device["processes"]}}
+            turns = {**turns, **{p["pid"]: p["turn_ns"] for device in row["devices"] for p in device["processes"]}}
+            self.turns.append(turns)
             self.rows.append(seen)
             self.times.append(row["mono_ns"])
 
@@ -63,11 +65,12 @@ class Account:
         self.child.wait()
         self.reader.join()
 
-    def at(self, mono_ns, pid):
+    def at(self, mono_ns, pid, rows=None):
         """Compute nanoseconds of a process at a time, between two readings in proportion."""
+        rows = self.rows if rows is None else rows
         after = min(max(bisect.bisect_left(self.times, mono_ns), 1), len(self.times) - 1)
         t0, t1 = self.times[after - 1], self.times[after]
-        v0, v1 = (self.rows[n].get(pid, 0) for n in (after - 1, after))
+        v0, v1 = (rows[n].get(pid, 0) for n in (after - 1, after))
         part = min(max((mono_ns - t0) / (t1 - t0), 0), 1) if t1 > t0 else 1
         return v0 + (v1 - v0) * part
 
@@ -78,6 +81,10 @@ class Account:
 
     def used(self, begin_ns, end_ns, pid):
         return self.at(end_ns, pid) - self.at(begin_ns, pid)
+
+    def turned(self, begin_ns, end_ns, pid):
+        """What turns to a process took of the device."""
+        return self.at(end_ns, pid, self.turns) - self.at(begin_ns, pid, self.turns)
 
 
 def steal_ms():

@@ -57,11 +57,12 @@ fn device(device: &DeviceView) -> String {
         .iter()
         .map(|process| {
             format!(
-                "{{\"pid\":{},\"used_bytes\":{},\"compute_ns\":{},\"copy_ns\":{},\"launches\":{},\
+                "{{\"pid\":{},\"used_bytes\":{},\"compute_ns\":{},\"turn_ns\":{},\"copy_ns\":{},\"launches\":{},\
                  \"pinned_bytes\":{},\"handles\":{},\"host_located_bytes\":{}}}",
                 process.pid,
                 process.used_bytes,
                 process.compute_ns,
+                process.turn_ns,
                 process.copy_ns,
                 process.launches,
                 process.pinned_bytes,

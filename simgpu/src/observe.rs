@@ -32,7 +32,7 @@ pub fn device_state() -> Result<&'static DeviceState, &'static DeviceStateError>
     DEVICE_STATE.get_or_init(DeviceState::of_this_host).as_ref()
 }
 
-/// The clock of the devices' timelines: `CLOCK_MONOTONIC` in nanoseconds.
+/// The clock of the devices' timelines: `CLOCK_MONOTONIC` in nanoseconds, over the dilation.
 pub fn now_ns() -> u64 {
     crate::clock::now_ns()
 }

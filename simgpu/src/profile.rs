@@ -12,6 +12,10 @@ use crate::settings::BadConfig;
 /// Profiles that are built in, by name.
 const BUILT_IN: &[(&str, &str)] = &[
     ("h200", include_str!("../profiles/h200.profile")),
+    (
+        "h200-measured",
+        include_str!("../profiles/h200-measured.profile"),
+    ),
     ("a100", include_str!("../profiles/a100.profile")),
     ("t4", include_str!("../profiles/t4.profile")),
 ];
@@ -86,6 +90,13 @@ pub struct Profile {
     pub timeslice_ns: u64,
     /// What changing the process on the compute engine costs, in ns.
     pub switch_ns: u64,
+    /// A change costs nothing that passes while the engine has nothing to do.
+    pub idle_turn_free: bool,
+    /// A process leaves the engine when its queue is empty by the engine's own time, if another one
+    /// wants it. False: a moment after its thread has found nothing more to do.
+    pub leaves_when_empty: bool,
+    /// What a launch takes of the calling thread's time at least, in ns.
+    pub launch_call_ns: u64,
     /// Power limit, in mW.
     pub power_limit_mw: u32,
     /// Version of the driver that the management library tells.
@@ -96,7 +107,13 @@ pub struct Profile {
     pub cluster_launch: bool,
     /// Modelled durations are divided by this.
     pub speed: f64,
+    /// All times are multiplied by this: device, link and calls, and what the arbiter and its
+    /// clients measure and wait for.
+    pub dilation: u32,
 }
+
+/// Most that times can be multiplied by.
+pub const MAX_DILATION: u32 = 1000;
 
 impl Profile {
     /// Reads the profile that the environment asks for, as text that [`Profile::parse`] takes.
@@ -114,7 +131,7 @@ impl Profile {
                 .map_err(|error| BadConfig(format!("SUBLET_SIM_PROFILE={wanted}: {error}")))?,
             None => {
                 return Err(BadConfig(format!(
-                    "SUBLET_SIM_PROFILE={wanted}: no such profile; use h200, a100, t4 or a path with a slash in it"
+                    "SUBLET_SIM_PROFILE={wanted}: no such profile; use h200, h200-measured, a100, t4 or a path with a slash in it"
                 )));
             }
         };
@@ -124,6 +141,7 @@ impl Profile {
             ("SUBLET_SIM_CONTEXT", "context"),
             ("SUBLET_SIM_RESERVED", "driver_reserved"),
             ("SUBLET_SIM_SPEED", "speed"),
+            ("SUBLET_SIM_DILATION", "dilation"),
             ("SUBLET_SIM_TIMESLICE_US", "timeslice_us"),
             ("SUBLET_SIM_SWITCH_US", "switch_us"),
             ("SUBLET_SIM_DEFAULT_KERNEL_NS", "default_kernel_ns"),
@@ -237,10 +255,14 @@ impl Profile {
             default_kernel_ns: fields.number("default_kernel_ns")? as u64,
             timeslice_ns: (fields.number("timeslice_us")? * 1e3) as u64,
             switch_ns: (fields.number("switch_us")? * 1e3) as u64,
+            idle_turn_free: fields.switch_or("idle_turn_free", true)?,
+            leaves_when_empty: fields.switch_or("leaves_when_empty", false)?,
+            launch_call_ns: (fields.number_or("launch_call_us", 0.0)? * 1e3) as u64,
             power_limit_mw: fields.number("power_limit_mw")? as u32,
             driver_version: fields.text_or("driver_version", DRIVER_VERSION)?,
             cluster_launch: fields.number("cluster_launch")? != 0.0,
             speed: fields.number_or("speed", 1.0)?,
+            dilation: fields.dilation()?,
         };
         fields.nothing_left()?;
         let positive = [
@@ -382,6 +404,25 @@ impl Fields {
         }
     }
 
+    fn switch_or(&mut self, key: &str, default: bool) -> Result<bool, BadConfig> {
+        match self.number_or(key, f64::from(u8::from(default)))? {
+            0.0 => Ok(false),
+            1.0 => Ok(true),
+            other => Err(BadConfig(format!("{key} = {other}: expected 0 or 1"))),
+        }
+    }
+
+    fn dilation(&mut self) -> Result<u32, BadConfig> {
+        let number = self.number_or("dilation", 1.0)?;
+        if number.fract() != 0.0 || !(1.0..=f64::from(MAX_DILATION)).contains(&number) {
+            return Err(BadConfig(format!(
+                "dilation = {number}: expected a whole number from 1 to {MAX_DILATION}"
+            )));
+        }
+        // CAST: a small whole number.
+        Ok(number as u32)
+    }
+
     fn bytes(&mut self, key: &str) -> Result<u64, BadConfig> {
         let text = self.text(key)?;
         parse_bytes(&text).ok_or_else(|| {
@@ -518,6 +559,42 @@ mod tests {
             let error = from(&[(variable, value)]).unwrap_err();
             assert!(
                 error.0.contains(variable) && error.0.contains(value),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_measured_profile_is_had_by_name_alone() {
+        let built_in = from(&[]).unwrap();
+        let measured = from(&[("SUBLET_SIM_PROFILE", "h200-measured")]).unwrap();
+        assert_eq!((built_in.switch_ns, measured.switch_ns), (20_000, 140_000));
+        assert_eq!(measured.timeslice_ns, 2_000_000);
+        assert_eq!(
+            (built_in.launch_call_ns, measured.launch_call_ns),
+            (0, 4_100)
+        );
+        assert!(built_in.idle_turn_free && !measured.idle_turn_free);
+        assert!(!built_in.leaves_when_empty && measured.leaves_when_empty);
+        let free = from(&[
+            ("SUBLET_SIM_PROFILE", "h200-measured"),
+            ("SUBLET_SIM_SET", "idle_turn_free=1"),
+        ]);
+        assert!(free.unwrap().idle_turn_free);
+    }
+
+    #[test]
+    fn times_are_multiplied_by_a_whole_number() {
+        let dilation = |text: &str| {
+            let profile = from(&[("SUBLET_SIM_DILATION", text)]);
+            profile.map(|profile| profile.dilation)
+        };
+        assert_eq!(from(&[]).unwrap().dilation, 1);
+        assert_eq!(dilation("4"), Ok(4));
+        for bad in ["0", "1.5", "1001", "-1", "much"] {
+            let error = dilation(bad).unwrap_err().0;
+            assert!(
+                error.contains("SUBLET_SIM_DILATION") && error.contains(bad),
                 "{error}"
             );
         }

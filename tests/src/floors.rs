@@ -411,6 +411,7 @@ pub const CRATES: [Crate; 19] = [
                 &[
                     "config",
                     "connect",
+                    "dilation",
                     "exit",
                     "file_limit",
                     "flags",

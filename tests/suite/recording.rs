@@ -384,6 +384,76 @@ fn a_replay_is_governed_as_any_program_and_may_be_recorded_in_a_job() {
     assert_eq!(outside["kernels"], governed["kernels"]);
 }
 
+/// A device that takes four times as long takes no more of it: who goes by its clock sees no
+/// difference.
+#[test]
+fn a_slower_simulation_takes_longer_and_charges_no_more() {
+    const TIMES: u64 = 4;
+    let mut sandbox = Sandbox::new();
+    let spin = Artefacts::get().program("spin");
+    let mut command = record(&sandbox, "a.slr", &[], &spin);
+    Outcome::of(command.args(["--seconds", "1", "--mem", "100MiB"])).succeeded();
+    let asked_ns = show(&sandbox, "a.slr")["recorded"]["device_s"]
+        .as_f64()
+        .map(|seconds| (seconds * 1e9).round() as u64)
+        .expect("a length");
+    sandbox.set("SUBLET_SIM_DILATION", TIMES.to_string());
+    let sublet = Artefacts::get().dir().join("sublet");
+    let mut command = sandbox.job(&["--name", "slow"], &sublet);
+    command
+        .args(["replay", "--json"])
+        .arg(sandbox.path("a.slr"));
+    let began = std::time::Instant::now();
+    let said = Outcome::of(&mut command).succeeded().json();
+    let took_ns = began.elapsed().as_nanos() as u64;
+    let (played_ns, by_its_clock_ns) = (&said["device_ns"], &said["host_ns"]);
+    assert_eq!(played_ns.as_u64(), Some(asked_ns));
+    let job = sandbox.job_status("slow").expect("a job");
+    println!(
+        "now: {} ms of the device took {} ms, {} ms by the device's clock; charged {} ms",
+        asked_ns / 1_000_000,
+        took_ns / 1_000_000,
+        by_its_clock_ns.as_u64().unwrap_or(0) / 1_000_000,
+        job.device_time_ns / 1_000_000
+    );
+    assert!(took_ns > asked_ns * (TIMES - 1), "{took_ns} {asked_ns}");
+    let by_its_clock_ns = by_its_clock_ns.as_u64().expect("a length");
+    assert!(by_its_clock_ns * (TIMES - 1) < took_ns, "{said}");
+    // What finding out how kernels behave there takes comes to it.
+    let charged_ns = job.device_time_ns;
+    assert!(
+        charged_ns > asked_ns / 2 && charged_ns < asked_ns * (TIMES - 1),
+        "{charged_ns}"
+    );
+}
+
+#[test]
+fn a_device_that_is_as_slow_as_it_is_refuses_to_be_slowed_down() {
+    let mut sandbox = Sandbox::new();
+    sandbox.set("SUBLET_SIM_DILATION", "4");
+    // A driver at a path of its own is none of ours.
+    let real = sandbox.path("libcuda.so.1");
+    fs::copy(Artefacts::get().simulated_driver(), &real).expect("a copy");
+    let driver = real.to_str().expect("a path in UTF-8");
+    let mut command = sandbox.sublet(["run", "--driver", driver, "--", "true"]);
+    let outcome = Outcome::of(&mut command);
+    assert_ne!(outcome.code, Some(0), "{outcome:?}");
+    assert!(
+        outcome
+            .stderr
+            .contains("SUBLET_SIM_DILATION=4 is for the simulated GPU alone"),
+        "{outcome:?}"
+    );
+    sandbox.set("SUBLET_SIM_DILATION", "0");
+    let outcome = Outcome::of(&mut sandbox.sublet(["run", "--sim", "--", "true"]));
+    println!("now: {}", outcome.stderr.trim());
+    assert_ne!(outcome.code, Some(0), "{outcome:?}");
+    assert!(
+        outcome.stderr.contains("SUBLET_SIM_DILATION"),
+        "{outcome:?}"
+    );
+}
+
 #[test]
 fn what_is_no_recording_is_refused_in_one_line() {
     let sandbox = Sandbox::new();
@@ -442,6 +512,7 @@ fn the_recordings_of_the_repository_are_replayed() {
         .expect("recordings")
         .flatten()
         .map(|entry| entry.path())
+        .filter(|path| path.is_file())
         .collect();
     files.sort();
     assert!(files.len() >= 3, "{files:?}");

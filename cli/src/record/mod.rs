@@ -79,6 +79,7 @@ pub fn record(args: &RecordJob) -> Result<u8> {
         began: jiff::Timestamp::try_from(SystemTime::now())
             .map_or_else(|_| String::new(), |now| format!("{now:.0}")),
         simulated: driver.simulated.is_some(),
+        derived: None,
     };
     let writer = Writer::begin(file, args.max_size, &provenance)
         .with_context(|| format!("cannot write {}", args.output.display()))?;

@@ -212,6 +212,9 @@ pub struct Provenance {
     pub began: String,
     /// On the simulated GPU.
     pub simulated: bool,
+    /// From what it was made, where it is none of a job that ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub derived: Option<String>,
 }
 
 /// A device that the job saw.

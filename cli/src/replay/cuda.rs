@@ -16,6 +16,7 @@ macro_rules! functions {
         pub struct Cuda {
             $($name: unsafe extern "C" fn($($ty),*) -> CUresult,)*
             error_name: unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult,
+            dilation: Option<unsafe extern "C" fn() -> u32>,
             step: Option<unsafe extern "C" fn() -> i32>,
             /// The functions lie in it.
             _library: Library,
@@ -24,8 +25,8 @@ macro_rules! functions {
         impl Cuda {
             fn of(library: Library) -> anyhow::Result<Self> {
                 // SAFETY: each is a function of the driver's of that name, by its documentation of
-                // these parameters; they are kept no longer than the library. The last one is the
-                // preload library's own, where that is there.
+                // these parameters, or of the simulated one's; they are kept no longer than the
+                // library. The last one is the preload library's own, where that is there.
                 unsafe {
                     Ok(Self {
                         $($name: *library
@@ -34,6 +35,10 @@ macro_rules! functions {
                         error_name: *library
                             .get(b"cuGetErrorName\0")
                             .context("the driver has no cuGetErrorName")?,
+                        dilation: library
+                            .get(b"sublet_simgpu_dilation\0")
+                            .ok()
+                            .map(|function| *function),
                         step: {
                             let at = nix::libc::dlsym(nix::libc::RTLD_DEFAULT, c"sublet_step".as_ptr());
                             (!at.is_null()).then(|| {
@@ -149,6 +154,16 @@ impl Cuda {
             }
         };
         anyhow!("{call} answers {name} ({})", status.0)
+    }
+
+    /// What a simulated driver multiplies all times by, which is `asked` where a job's preload
+    /// library is before it: the arbiter has seen to that. `None`: a real one.
+    pub fn dilation(&self, asked: u32) -> Option<u32> {
+        match self.dilation {
+            // SAFETY: callable at any time after `cuInit`.
+            Some(dilation) => Some(unsafe { dilation() }),
+            None => self.name(0).contains("simulated").then_some(asked),
+        }
     }
 
     /// The end of an iteration, where somebody asks for it.

@@ -21,6 +21,7 @@ use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
 use crate::args::{Counted, Replay};
+use crate::dilation;
 use crate::exit::Result;
 use crate::json;
 use crate::recording::Recording;
@@ -52,9 +53,13 @@ pub fn replay(args: &Replay) -> Result<String> {
         return Ok(show(args, &recording, &plan));
     }
     let driver = find_driver(args)?;
+    let dilation = dilation::asked()?;
     let how = How {
         speed: args.speed,
-        until: args.duration.map(|time| Instant::now() + time),
+        dilation,
+        until: args
+            .duration
+            .map(|time| Instant::now() + dilation::of_the_host(time, dilation)),
     };
     let played = match args.process {
         Some(number) => {
@@ -64,7 +69,7 @@ pub fn replay(args: &Replay) -> Result<String> {
         }
         None => match plan.processes.as_slice() {
             [process] => play_one(process, &recording, driver.as_deref(), how, args.count)?,
-            several => play_all(args, several)?,
+            several => play_all(args, several, dilation)?,
         },
     };
     Ok(report(args, &recording, &plan, &played))
@@ -102,6 +107,7 @@ fn play_one(
     count: Option<Counted>,
 ) -> anyhow::Result<Played> {
     let cuda = Cuda::open(driver)?;
+    dilation::must_be(how.dilation, cuda.dilation(how.dilation))?;
     let player = Player::new(&cuda, process, &recording.names, how)?;
     let Some(what) = count else {
         return player.play();
@@ -135,7 +141,7 @@ const COUNT_EVERY: Duration = Duration::from_millis(20);
 const LATEST: Duration = Duration::from_secs(86_400);
 
 /// Each process of the recording in one of its own.
-fn play_all(args: &Replay, processes: &[Process]) -> anyhow::Result<Played> {
+fn play_all(args: &Replay, processes: &[Process], dilation: u32) -> anyhow::Result<Played> {
     let executable = std::env::current_exe().context("cannot tell where `sublet` itself lies")?;
     let mut ordered: Vec<&Process> = processes.iter().filter(|one| !one.ops.is_empty()).collect();
     ordered.sort_by_key(|one| one.begins_ns);
@@ -145,7 +151,8 @@ fn play_all(args: &Replay, processes: &[Process]) -> anyhow::Result<Played> {
     for process in ordered {
         // CAST: rounding is meant.
         let after = (process.begins_ns - first_ns) as f64 / args.speed;
-        let due = began + Duration::from_nanos(after as u64).min(LATEST);
+        let after = dilation::of_the_host(Duration::from_nanos(after as u64), dilation);
+        let due = began + after.min(LATEST);
         thread::sleep(due.saturating_duration_since(Instant::now()));
         let mut command = Command::new(&executable);
         command.arg("replay").arg(&args.file);
@@ -158,7 +165,7 @@ fn play_all(args: &Replay, processes: &[Process]) -> anyhow::Result<Played> {
             command.arg("--driver").arg(driver);
         }
         if let Some(time) = args.duration {
-            let left = time.saturating_sub(began.elapsed());
+            let left = time.saturating_sub(began.elapsed() / dilation);
             command.args(["--for", &format!("{}ms", left.as_millis().max(1))]);
         }
         let child = command
@@ -169,7 +176,7 @@ fn play_all(args: &Replay, processes: &[Process]) -> anyhow::Result<Played> {
         children.push((process.number, child));
     }
     let mut all = Played {
-        began_mono_ns,
+        began_mono_ns: began_mono_ns / u64::from(dilation),
         ..Played::default()
     };
     let mut failed = None;
@@ -191,7 +198,7 @@ fn play_all(args: &Replay, processes: &[Process]) -> anyhow::Result<Played> {
         all.device = value["device"].as_str().unwrap_or_default().to_owned();
     }
     // CAST: years.
-    all.host_ns = began.elapsed().as_nanos() as u64;
+    all.host_ns = began.elapsed().as_nanos() as u64 / u64::from(dilation);
     match failed {
         Some(number) => bail!("process {number} of the recording could not be replayed"),
         None => Ok(all),
@@ -249,6 +256,8 @@ fn show(args: &Replay, recording: &Recording, plan: &Plan) -> String {
     let from = &recording.provenance;
     let device = recording.devices.first();
     let device = device.map_or("an unknown device", |device| &device.name);
+    let made = from.derived.as_ref();
+    let made = made.map_or_else(String::new, |how| format!("made from {how}\n"));
     let end = match (&recording.end, &recording.cut) {
         (Some(end), _) => match end.lost {
             0 => format!("{:?}, {} records", end.reason, end.records),
@@ -263,7 +272,7 @@ fn show(args: &Replay, recording: &Recording, plan: &Plan) -> String {
          launches {}, of graphs {}, without a length of their own {}; calls at fixed times {}\n\
          device {:.3} s, host {:.3} s, memory {} MiB\n\
          copies {}, {} MiB; waits {}; iterations {}\n\
-         end: {end}\n",
+         {made}end: {end}\n",
         from.command,
         from.began,
         plan.processes.len(),

@@ -20,6 +20,7 @@ use shim_ffi::{CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, 
 use super::cuda::{Cuda, Word};
 use super::kernels::{self, Fit, Kernels};
 use super::plan::{Call, Graph, Node, Op, Process, Shape};
+use crate::dilation;
 use crate::recording::{FIRST_STREAM, PER_THREAD_STREAM};
 
 /// How a replay is made.
@@ -27,6 +28,8 @@ use crate::recording::{FIRST_STREAM, PER_THREAD_STREAM};
 pub struct How {
     /// Times are divided by this.
     pub speed: f64,
+    /// The host takes so many times as long for them as the device says.
+    pub dilation: u32,
     /// Begin anew until this is over.
     pub until: Option<Instant>,
 }
@@ -38,6 +41,7 @@ pub struct Played {
     pub launches: u64,
     /// What the kernels were asked to take.
     pub device_ns: u64,
+    /// By the device's clock, as all times here.
     pub host_ns: u64,
     /// When the first call of the recording was to be made, `CLOCK_MONOTONIC`; what the process
     /// had of the device before went into finding out how its kernels behave there.
@@ -275,8 +279,8 @@ impl<'a> Player<'a> {
             launches: self.launches.load(Ordering::Relaxed),
             device_ns: self.device_ns.load(Ordering::Relaxed),
             // CAST: years.
-            host_ns: began.elapsed().as_nanos() as u64,
-            began_mono_ns,
+            host_ns: began.elapsed().as_nanos() as u64 / u64::from(self.how.dilation.max(1)),
+            began_mono_ns: began_mono_ns / u64::from(self.how.dilation.max(1)),
             device: self.device_name.clone(),
         })
     }
@@ -772,7 +776,10 @@ impl Hand {
     /// long that took; not beyond the end of the replay.
     fn pause(&mut self, op: &Op, how: &How) {
         // CAST: rounding is meant; years at most.
-        let scaled = |ns: u64| Duration::from_nanos((ns as f64 / how.speed) as u64);
+        let scaled = |ns: u64| {
+            let time = Duration::from_nanos((ns as f64 / how.speed) as u64);
+            dilation::of_the_host(time, how.dilation)
+        };
         let until = match (op.due_ns, self.first_due) {
             (Some(due_ns), Some(first)) => first + scaled(due_ns),
             _ => self.last.unwrap_or_else(Instant::now) + scaled(op.gap_ns),
@@ -823,6 +830,7 @@ mod tests {
         let end = Instant::now() + Duration::from_millis(20);
         let how = How {
             speed: 1.0,
+            dilation: 1,
             until: Some(end),
         };
         hand.pause(&op, &how);

@@ -33,7 +33,7 @@ use control::{Client, ClientError, JobSpec, OwnFile, Registered};
 use crate::args::Run;
 use crate::config::{Config, Places, Subject};
 use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result};
-use crate::{connect, unmanaged};
+use crate::{connect, dilation, unmanaged};
 use command::CommandError;
 use driver::{Driver, Wish};
 use install::Install;
@@ -170,6 +170,10 @@ fn prepare(args: Run) -> Result<Ready> {
         None => Wish::Any,
     };
     let driver = driver::find(wish, &install, env::var_os("LD_LIBRARY_PATH").as_deref())?;
+    let dilation = dilation::asked()?;
+    if driver.simulated.is_none() {
+        dilation::must_be(dilation, None)?;
+    }
 
     let dir = RuntimeDir::find(&Surroundings::of_this_process())?;
     let outer = nested::outer(&dir, &driver, |name| env::var_os(name));

@@ -15,7 +15,7 @@ use shim_ffi::*;
 use crate::attachment::job::{self, Job, Membership, OnLoss, OnRefusal};
 use crate::attachment::refusal;
 use crate::driver::real;
-use crate::ground::clock::{now_ns, pause};
+use crate::ground::clock::{self, now_ns, pause};
 use crate::ground::errno::Preserve;
 use crate::ground::{fault, process};
 
@@ -107,6 +107,7 @@ pub(crate) fn generation() -> u32 {
 fn install(attached: Option<Box<Attached>>) {
     // SYNC(last): nobody reads through it.
     let at = attached.map_or(std::ptr::null_mut(), |new| {
+        clock::dilate(new.end.arbiter.dilation());
         new.before
             .store(LAST.load(Ordering::Relaxed), Ordering::Relaxed);
         let at = Box::into_raw(new);
@@ -275,7 +276,9 @@ pub(crate) fn attach_reader(devices: &[DeviceId]) -> Option<ClientEnd> {
     // TIMEOUT: a report that takes a second is a nuisance; without the pages the physical truth is
     // reported.
     let patience = Duration::from_secs(1);
-    ClientEnd::attach_reader(membership.socket(), &introduction, patience).ok()
+    let end = ClientEnd::attach_reader(membership.socket(), &introduction, patience).ok()?;
+    clock::dilate(end.arbiter.dilation());
+    Some(end)
 }
 
 fn first_attach(job: &Job, introduction: Introduction, steps: &Steps) -> Result<(), CUresult> {

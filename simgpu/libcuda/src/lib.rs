@@ -93,6 +93,12 @@ macro_rules! exports {
 }
 shim_ffi::driver_table!(exports);
 
+/// What all times of the simulated devices are multiplied by, once the driver is initialised.
+#[unsafe(no_mangle)]
+pub extern "C" fn sublet_simgpu_dilation() -> u32 {
+    simgpu::clock::dilation()
+}
+
 extern "C" fn prepare() {
     api::set_exports(address);
 }

@@ -38,3 +38,15 @@ table::nvml_table!(exports);
 pub extern "C" fn sublet_simgpu() -> nvml::Status {
     nvml::Status::NOT_SUPPORTED
 }
+
+/// What all times of the simulated devices are multiplied by; 0: not known.
+#[unsafe(no_mangle)]
+pub extern "C" fn sublet_simgpu_dilation() -> u32 {
+    nvml::dilation()
+}
+
+/// What a turn from one process to another costs on the simulated devices, in ns.
+#[unsafe(no_mangle)]
+pub extern "C" fn sublet_simgpu_turn_ns() -> u64 {
+    nvml::turn_ns()
+}

@@ -13,7 +13,9 @@ use shim_ffi::{
 use super::Done;
 use super::graph::{graph, node};
 use super::graph_node::{any, copy, event, fill, host, kernel, second};
+use super::launch::take_time;
 use crate::capture::node_handle;
+use crate::clock;
 use crate::driver::{Driver, driver};
 use crate::entry::{In, Out, api};
 use crate::graph::{Action, GraphExec};
@@ -80,6 +82,7 @@ fn instantiate_with(
 }
 
 fn launch(exec: CUgraphExec, stream: CUstream, default: Default) -> Done {
+    let began_ns = clock::now_ns();
     let (driver, exec) = self::exec(exec)?;
     let (_, _, stream) = Stream::of(stream, default)?;
     if stream.is_capturing() {
@@ -87,7 +90,9 @@ fn launch(exec: CUgraphExec, stream: CUstream, default: Default) -> Done {
         return exec.capture_into(driver, &stream);
     }
     crate::capture::forbid_implicit(driver, &stream)?;
-    driver.engine.submit(stream.id, exec.work(driver)?)
+    driver.engine.submit(stream.id, exec.work(driver)?)?;
+    take_time(driver, began_ns);
+    Ok(())
 }
 
 fn update(exec: CUgraphExec, graph: CUgraph, info: Out<CUgraphExecUpdateResultInfo>) -> Done {

@@ -163,6 +163,14 @@ fn load(driver: &Driver, function: &Function) {
     }
 }
 
+/// A launch takes its time of the calling thread.
+pub(super) fn take_time(driver: &Driver, began_ns: u64) {
+    let profile = driver.device_state.profile();
+    if profile.launch_call_ns > 0 {
+        clock::work_until(began_ns + driver.device_state.scaled(profile.launch_call_ns));
+    }
+}
+
 fn launch(
     stream: CUstream,
     default: Default,
@@ -172,13 +180,16 @@ fn launch(
     extra: In<*mut c_void>,
     check: impl FnOnce(&Driver, &Context) -> Done,
 ) -> Done {
+    let began_ns = clock::now_ns();
     let (driver, context, stream) = Stream::of(stream, default)?;
     let function = super::function(driver, handle)?;
     check(driver, &context)?;
     let raw = arguments(&function, params, extra)?;
     let launch = prepare(driver, &function, shape, raw)?;
     load(driver, &function);
-    stream.submit(driver, Work::Kernel(Box::new(launch)))
+    stream.submit(driver, Work::Kernel(Box::new(launch)))?;
+    take_time(driver, began_ns);
+    Ok(())
 }
 
 /// Most bytes of arguments.

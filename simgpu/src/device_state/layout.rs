@@ -15,7 +15,7 @@ pub const SHARED_EVENTS: usize = 4096;
 /// Records of a shared event that have a place of their own.
 pub(super) const EVENT_RECORDS: usize = 32;
 /// Layout of the file; another one is refused.
-pub(super) const LAYOUT: u32 = 5;
+pub(super) const LAYOUT: u32 = 6;
 const CONFIG_BYTES: usize = 8192;
 pub(super) const WAITER_WORDS: usize = SLOTS / 64;
 
@@ -81,7 +81,9 @@ pub(super) struct SlotDevice {
     /// Two samples of `compute_ns`, the newer one first, and when they were taken: for monitors
     /// that ask once.
     pub(super) samples: [UseSample; 2],
-    padding: [u64; 5],
+    /// Time that the compute engine took to turn to it.
+    pub(super) turn_ns: AtomicU64,
+    padding: [u64; 4],
 }
 
 #[repr(C, align(128))]

@@ -143,6 +143,8 @@ pub struct Usage {
     pub used_bytes: u64,
     /// Compute engine time that it was given.
     pub compute_ns: u64,
+    /// Time that the compute engine took to turn to it from others.
+    pub turn_ns: u64,
     /// Copy engine time that it was given.
     pub copy_ns: u64,
     /// Kernels that it ran.
@@ -287,6 +289,10 @@ impl DeviceState {
                 .map_err(DeviceStateError::Config)?;
             for device in &shared.devices {
                 device.turn.store(0, Relaxed);
+                // Times of a device that counted them otherwise.
+                device.compute_until_ns.store(0, Relaxed);
+                let copies = device.copy_until_ns.iter();
+                copies.for_each(|until| until.store(0, Relaxed));
                 device.peak_bytes.store(0, Relaxed);
                 device
                     .waiters
@@ -297,6 +303,7 @@ impl DeviceState {
             // the header as complete.
             shared.header.layout.store(LAYOUT, Release);
         }
+        clock::dilate(device_state.profile.dilation);
         Ok(device_state)
     }
 
@@ -335,6 +342,7 @@ impl DeviceState {
                     &device.copy_ns,
                     &device.launches,
                     &device.debt_ns,
+                    &device.turn_ns,
                     &device.last_busy_ns,
                     &device.samples[0].time_ns,
                     &device.samples[0].compute_ns,
@@ -467,6 +475,7 @@ impl DeviceState {
                     pid: self.pid_of(slot),
                     used_bytes: used_bytes + self.shared_bytes_of(slot, device, self.own()),
                     compute_ns: shared.compute_ns.load(Relaxed),
+                    turn_ns: shared.turn_ns.load(Relaxed),
                     copy_ns: shared.copy_ns.load(Relaxed),
                     launches: shared.launches.load(Relaxed),
                     contexts: shared.contexts.load(Relaxed),

@@ -23,10 +23,11 @@ const STOPPED_CHECK: Duration = Duration::from_millis(20);
 pub const CATCH_UP_NS: u64 = 1_000_000;
 
 impl DeviceState {
-    /// Waits for the compute engine; returns from when on it is ours (CLOCK_MONOTONIC ns).
+    /// Waits for the compute engine, for work that is ready at `ready_ns`; returns from when on it
+    /// is ours (by the device's clock).
     ///
     /// Returns at once when it is free or held by a dead process.
-    pub fn take_turn(&self, device: usize) -> u64 {
+    pub fn take_turn(&self, device: usize, ready_ns: u64) -> u64 {
         let Some(own) = self.own() else {
             return clock::now_ns();
         };
@@ -69,8 +70,14 @@ impl DeviceState {
         let mut from = shared.compute_until_ns.load(Acquire);
         if shared.last.swap(own.word, AcqRel) != own.word {
             shared.switches.fetch_add(1, Relaxed);
-            from = from.max(clock::now_ns().saturating_sub(CATCH_UP_NS))
-                + self.scaled(self.profile.switch_ns);
+            if !self.profile.idle_turn_free {
+                // Nobody knows whose work comes before it is there.
+                from = from.max(ready_ns);
+            }
+            let turn_ns = self.scaled(self.profile.switch_ns);
+            let taken = &self.slot_device(own.slot, device).turn_ns;
+            taken.fetch_add(turn_ns, Relaxed);
+            from = from.max(clock::now_ns().saturating_sub(CATCH_UP_NS)) + turn_ns;
         }
         from
     }

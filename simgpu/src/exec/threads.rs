@@ -4,7 +4,6 @@
 use std::ffi::{CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::*;
-use std::time::Duration;
 
 use shim_ffi::CUresult;
 
@@ -20,10 +19,6 @@ use crate::lock::MutexGuard;
 const COPY_PART: u64 = 4 << 20;
 /// Copy engine set-up time.
 const COPY_SETUP_NS: u64 = 1_500;
-
-/// How long a process keeps the compute engine without work while others wait for it: two launches
-/// of a busy program are not further apart.
-const LINGER: Duration = Duration::from_micros(20);
 
 impl Engine {
     /// Waits for an operation for `thread`; leaves the compute engine first when there is none.
@@ -64,10 +59,10 @@ impl Engine {
             if let Some(compute) = &mut compute
                 && !reported
             {
-                if !lingered && compute.is_wanted() {
+                if let Some(time) = compute.lingers(lingered) {
                     // The program is likely to be about to launch more; giving the engine away
                     // costs more than this.
-                    lingered = self.wake[thread].wait_for(&mut state, LINGER).timed_out();
+                    lingered = self.wake[thread].wait_for(&mut state, time).timed_out();
                     continue;
                 }
                 reported = true;

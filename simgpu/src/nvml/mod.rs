@@ -92,6 +92,16 @@ fn device_state() -> Result<&'static DeviceState, Status> {
     observe::device_state().map_err(|_| Status::DRIVER_NOT_LOADED)
 }
 
+/// What all times of the devices are multiplied by; 0: there is no state to tell.
+pub fn dilation() -> u32 {
+    device_state().map_or(0, |state| state.profile().dilation)
+}
+
+/// What a turn from one process to another costs on a device, in ns; 0: not known, or nothing.
+pub fn turn_ns() -> u64 {
+    device_state().map_or(0, |state| state.scaled(state.profile().switch_ns))
+}
+
 fn device(handle: Device) -> Result<(&'static DeviceState, usize), Status> {
     let device_state = device_state()?;
     let index = (handle as usize)

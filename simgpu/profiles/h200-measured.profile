@@ -1,0 +1,37 @@
+# An H200 as it was measured, driver 580.159.04 in a virtual machine (docs/reference/simgpu.md has
+# the figures): what two contexts cost each other there. Chosen by name, never the default.
+name = NVIDIA H200 (simulated as measured)
+architecture = hopper
+compute_capability = 9.0
+multiprocessors = 132
+clock_mhz = 1980
+memory_clock_mhz = 3201
+memory_bus_bits = 6144
+memory = 143771MiB
+driver_reserved = 604MiB
+context = 527MiB
+l2_cache = 50MiB
+shared_per_multiprocessor = 228KiB
+shared_per_block_optin = 227KiB
+threads_per_multiprocessor = 2048
+blocks_per_multiprocessor = 32
+memory_bandwidth_gbps = 4800
+compute_gflops = 60000
+copy_pinned_gbps = 55
+copy_pageable_gbps = 8.9
+pin_gbps = 4
+vmm_create_us = 29
+vmm_map_us = 2
+vmm_access_us = 38
+vmm_unmap_us = 34
+vmm_release_us = 23
+peer_gbps = 400
+launch_ns = 2500
+default_kernel_ns = 20000
+timeslice_us = 2000
+switch_us = 140
+power_limit_mw = 700000
+cluster_launch = 1
+launch_call_us = 4.1
+leaves_when_empty = 1
+idle_turn_free = 0
