@@ -10,7 +10,8 @@
 //   attribute ID WHICH  cuPointerGetAttribute, as a word  -> STATUS VALUE
 //   address ID                                                                       -> ADDRESS
 //   info  cuMemGetInfo  -> STATUS FREE TOTAL
-//   capture | captured    a capture begins on a stream of its own | ends             -> STATUS
+//   capture [MODE]        a capture begins on a stream of its own, relaxed (2) or so -> STATUS
+//   captured              it ends                                                    -> STATUS
 //   graph ID VALUE        a graph that sets all words of ID to VALUE                 -> STATUS
 //   replay                launches it and waits                                      -> STATUS
 //   words ID VALUE  how many words of ID are not VALUE  -> STATUS COUNT
@@ -232,7 +233,7 @@ int main(void) {
     while (fgets(line, sizeof line, stdin)) {
         char verb[16] = "";
         unsigned long long first = 0, second = 0;
-        sscanf(line, "%15s %llu %llu", verb, &first, &second);
+        int given = sscanf(line, "%15s %llu %llu", verb, &first, &second);
         struct held *of = &held[first < MOST ? first : 0];
         size_t wrong = 0;
         if (!strcmp(verb, "init")) {
@@ -274,7 +275,7 @@ int main(void) {
             printf("%d %zu %zu\n", status, free_bytes, total);
         } else if (!strcmp(verb, "capture")) {
             cu_status status = stream ? 0 : CALL("cuStreamCreate", &stream, 1u);
-            printf("%d\n", status ? status : CALL("cuStreamBeginCapture_v2", stream, 2u));
+            printf("%d\n", status ? status : CALL("cuStreamBeginCapture_v2", stream, given > 1 ? (unsigned)first : 2u));
         } else if (!strcmp(verb, "captured")) {
             W built = 0;
             printf("%d\n", CALL("cuStreamEndCapture", stream, &built));
