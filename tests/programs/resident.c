@@ -10,7 +10,8 @@
 //   attribute ID WHICH  cuPointerGetAttribute, as a word  -> STATUS VALUE
 //   address ID                                                                       -> ADDRESS
 //   info  cuMemGetInfo  -> STATUS FREE TOTAL
-//   capture | captured    a capture begins on a stream of its own | ends             -> STATUS
+//   capture [MODE]        a capture begins on a stream of its own, relaxed (2) or so -> STATUS
+//   captured              it ends                                                    -> STATUS
 //   graph ID VALUE        a graph that sets all words of ID to VALUE                 -> STATUS
 //   replay                launches it and waits                                      -> STATUS
 //   words ID VALUE  how many words of ID are not VALUE  -> STATUS COUNT
@@ -34,6 +35,7 @@
 //   adapter BYTES  as vmm, made for network adapters to reach  -> STATUS ID
 //   hold ID | let ID      cuMemRetainAllocationHandle of its address | its release   -> STATUS
 //   tokens ID             its tokens for other devices' drivers                      -> STATUS
+//   asked_with_tokens ID  BUFFER_ID, by cuPointerGetAttributes of both  -> STATUS BUFFER_ID
 //   descriptor ID         cuMemGetHandleForAddressRange of all of it                 -> STATUS
 //   alias ID              its handle exported, imported and mapped elsewhere         -> STATUS ID
 //   remap ID              other pages with the same contents at the same address     -> STATUS
@@ -230,9 +232,9 @@ int main(void) {
     if (open_driver()) return 3;
     char line[256];
     while (fgets(line, sizeof line, stdin)) {
-        char verb[16] = "";
+        char verb[24] = "";
         unsigned long long first = 0, second = 0;
-        sscanf(line, "%15s %llu %llu", verb, &first, &second);
+        int given = sscanf(line, "%23s %llu %llu", verb, &first, &second);
         struct held *of = &held[first < MOST ? first : 0];
         size_t wrong = 0;
         if (!strcmp(verb, "init")) {
@@ -274,7 +276,7 @@ int main(void) {
             printf("%d %zu %zu\n", status, free_bytes, total);
         } else if (!strcmp(verb, "capture")) {
             cu_status status = stream ? 0 : CALL("cuStreamCreate", &stream, 1u);
-            printf("%d\n", status ? status : CALL("cuStreamBeginCapture_v2", stream, 2u));
+            printf("%d\n", status ? status : CALL("cuStreamBeginCapture_v2", stream, given > 1 ? (unsigned)first : 2u));
         } else if (!strcmp(verb, "captured")) {
             W built = 0;
             printf("%d\n", CALL("cuStreamEndCapture", stream, &built));
@@ -322,6 +324,12 @@ int main(void) {
         } else if (!strcmp(verb, "tokens")) {
             W tokens[2] = {0, 0};
             printf("%d\n", CALL("cuPointerGetAttribute", tokens, 5u, of->address));
+        } else if (!strcmp(verb, "asked_with_tokens")) {
+            unsigned which[2] = {5, 7};
+            W tokens[2] = {0, 0}, number = 0;
+            void *to[2] = {tokens, &number};
+            cu_status status = CALL("cuPointerGetAttributes", 2u, which, to, of->address);
+            printf("%d %llu\n", status, (unsigned long long)number);
         } else if (!strcmp(verb, "descriptor")) {
             int fd = -1;
             printf("%d\n", CALL("cuMemGetHandleForAddressRange", &fd, of->address, of->bytes, 1u, (W)0));

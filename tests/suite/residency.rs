@@ -1,5 +1,6 @@
 //! Memory that leaves the device and comes back, seen from the arbiter's end of the channel.
 
+mod captures;
 mod contexts;
 mod devices;
 mod early;

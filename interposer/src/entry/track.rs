@@ -121,6 +121,7 @@ pub(super) fn after(symbol: Symbol, traits: Traits, args: &[usize], result: CUre
             let _ = insist(symbol, || {
                 capture::after_end(stream_of(symbol, args), result)
             });
+            let _ = ours(symbol, residency::capture_ended);
         }
         Capture::None if result.is_ok() => {
             let _ = ours(symbol, || succeeded(traits, args));

@@ -162,10 +162,29 @@ pub(crate) unsafe fn cuPointerGetAttribute(
     if !residency::active() {
         return call();
     }
-    if attribute == TOKENS {
-        return noting_tokens(pointer, call, |result| result.is_ok());
-    }
-    if !residency::is_mapped(pointer.0) {
+    let given = |_| true;
+    // SAFETY: the driver writes there.
+    unsafe { remembering(&[attribute], |_| data, pointer, call, given) }
+}
+
+/// What another device's driver gets at memory by.
+const TOKENS: CUpointer_attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_P2P_TOKENS;
+
+/// A call that writes what is `asked` of the memory at an address. If it has `given` tokens out,
+/// the memory stays where it is from then on; its numbers stay what the program was shown first.
+///
+/// # Safety
+/// Where the call succeeds it has written to what `data` says.
+unsafe fn remembering(
+    asked: &[CUpointer_attribute],
+    data: impl Fn(usize) -> *mut c_void,
+    pointer: CUdeviceptr,
+    call: impl FnOnce() -> CUresult,
+    given: impl Fn(*mut c_void) -> bool,
+) -> CUresult {
+    let tokens = asked.iter().position(|attribute| *attribute == TOKENS);
+    let is_mapped = residency::is_mapped(pointer.0);
+    if tokens.is_none() && !is_mapped {
         return call();
     }
     let _pass = match residency::pass() {
@@ -173,30 +192,17 @@ pub(crate) unsafe fn cuPointerGetAttribute(
         Err(status) => return status,
     };
     let result = call();
-    if result.is_ok() {
-        // SAFETY: the driver has just written there.
-        unsafe { residency::keep_number(data, attribute, pointer.0) };
+    if !result.is_ok() {
+        return result;
     }
-    result
-}
-
-/// What another device's driver gets at memory by.
-const TOKENS: CUpointer_attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_P2P_TOKENS;
-
-/// A call that may give such tokens out for memory at an address. If it has, the memory stays where
-/// it is from then on.
-fn noting_tokens(
-    pointer: CUdeviceptr,
-    call: impl FnOnce() -> CUresult,
-    given: impl FnOnce(CUresult) -> bool,
-) -> CUresult {
-    let _pass = match residency::pass() {
-        Ok(pass) => pass,
-        Err(status) => return status,
-    };
-    let result = call();
-    if given(result) {
+    if tokens.is_some_and(|at| given(data(at))) {
         residency::stay(pointer.0, 1);
+    }
+    if is_mapped {
+        for (at, attribute) in asked.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { residency::keep_number(data(at), *attribute, pointer.0) };
+        }
     }
     result
 }
@@ -219,27 +225,12 @@ pub(crate) unsafe fn cuPointerGetAttributes(
     }
     // SAFETY: an array of `count` elements, the caller's.
     let asked = unsafe { std::slice::from_raw_parts(attributes, count as usize) };
-    let Some(at) = asked.iter().position(|attribute| *attribute == TOKENS) else {
-        if !residency::is_mapped(pointer.0) {
-            return call();
-        }
-        let _pass = match residency::pass() {
-            Ok(pass) => pass,
-            Err(status) => return status,
-        };
-        let result = call();
-        if result.is_ok() {
-            for (at, attribute) in asked.iter().enumerate() {
-                // SAFETY: arrays of as many elements; the driver has just written there.
-                unsafe { residency::keep_number(*data.add(at), *attribute, pointer.0) };
-            }
-        }
-        return result;
-    };
-    noting_tokens(pointer, call, |result| {
-        // SAFETY: the driver has just written a token there, or 0 where it gives none.
-        result.is_ok() && unsafe { (*data.add(at)).cast::<u64>().read_unaligned() } != 0
-    })
+    // SAFETY: as many elements.
+    let data = |at: usize| unsafe { *data.add(at) };
+    // SAFETY: the driver has just written a token there, or 0 where it gives none.
+    let given = |data: *mut c_void| unsafe { data.cast::<u64>().read_unaligned() } != 0;
+    // SAFETY: the driver writes to each of them.
+    unsafe { remembering(asked, data, pointer, call, given) }
 }
 
 /// # Safety

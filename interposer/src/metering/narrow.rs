@@ -27,6 +27,7 @@ use shim_ffi::*;
 
 use super::{Meter, live};
 use crate::driver::real;
+use crate::gate::capture;
 use crate::ground::clock;
 
 /// TIMEOUT: another thread's claim or prepaid call lasts as long as the driver's allocation, some
@@ -225,7 +226,8 @@ where
         return Ok(result);
     }
     // SAFETY: what the driver has just made and nobody has heard of.
-    let _ = unsafe { real::cuMemFree_v2(CUdeviceptr(address)) };
+    let free = || unsafe { real::cuMemFree_v2(CUdeviceptr(address)) };
+    let _ = capture::relaxed(free);
     // Others may have come to lie in the same granule meanwhile: then it stays, and somebody has to
     // pay.
     let freed = live::remove(address).map_or(0, |(_, freed)| freed);

@@ -745,17 +745,28 @@ fn keeps(pool: CUmemoryPool, bytes: u64) -> bool {
 }
 
 /// Waits until a stream has nothing left to do, or for long enough. False where it had nothing to
-/// do.
+/// do, or cannot be asked beside a capture.
 fn wait_idle(stream: usize) -> bool {
     // TIMEOUT: a stream that waits for the program itself would never be idle.
     const LONG_ENOUGH_NS: u64 = 1_000_000_000;
-    let stream = CUstream(std::ptr::without_provenance_mut(stream));
+    let is_busy = || {
+        let captures = capture::any();
+        if captures && (stream == gate::LEGACY || capture::is_capturing(stream)) {
+            return false;
+        }
+        let stream = CUstream(std::ptr::without_provenance_mut(stream));
+        // SAFETY: the stream that the program allocates in; the query changes nothing, and it
+        // invalidates no capture.
+        let query = || unsafe { real::cuStreamQuery(stream) };
+        let answer = match captures {
+            true => capture::relaxed(query),
+            false => query(),
+        };
+        answer == CUresult::CUDA_ERROR_NOT_READY
+    };
     let begun = clock::now_ns();
     let mut waited = false;
-    // SAFETY: the stream that the program allocates in; the query changes nothing.
-    while unsafe { real::cuStreamQuery(stream) } == CUresult::CUDA_ERROR_NOT_READY
-        && clock::now_ns().saturating_sub(begun) < LONG_ENOUGH_NS
-    {
+    while is_busy() && clock::now_ns().saturating_sub(begun) < LONG_ENOUGH_NS {
         waited = true;
         clock::pause(std::time::Duration::from_micros(100));
     }

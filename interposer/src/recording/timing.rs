@@ -17,6 +17,7 @@ use shim_ffi::*;
 use super::calls::line;
 use super::note;
 use crate::driver::real;
+use crate::gate::capture;
 use crate::ground::clock::now_ns;
 use crate::ground::process;
 
@@ -108,9 +109,7 @@ fn is_shared(stream: usize) -> bool {
     if !is_taken(other, PENDING) {
         return false;
     }
-    // SAFETY: an event of our own in a context that has not ended: see `forget`.
-    let is_over = other.forks.get() != process::forks()
-        || unsafe { real::cuEventQuery(event(other.last.get())) } != CUresult::CUDA_ERROR_NOT_READY;
+    let is_over = other.forks.get() != process::forks() || !is_ahead(event(other.last.get()));
     // SYNC(pair): see `is_taken`.
     other.state.store(PENDING, Ordering::Release);
     if is_over {
@@ -126,6 +125,17 @@ fn is_shared(stream: usize) -> bool {
 
 fn event(handle: usize) -> CUevent {
     CUevent(std::ptr::without_provenance_mut(handle))
+}
+
+/// Whether the device has yet to come to an event of ours. The question invalidates no capture.
+fn is_ahead(event: CUevent) -> bool {
+    // SAFETY: an event of our own in a context that has not ended: see `forget`.
+    let query = || unsafe { real::cuEventQuery(event) };
+    let answer = match capture::any() {
+        true => capture::relaxed(query),
+        false => query(),
+    };
+    answer == CUresult::CUDA_ERROR_NOT_READY
 }
 
 fn current_context() -> usize {
@@ -212,8 +222,7 @@ pub(super) fn before(stream: usize) -> Option<Timed> {
         return None;
     }
     let recorded_ns = now_ns();
-    // SAFETY: as above.
-    let queued = unsafe { real::cuEventQuery(first) } == CUresult::CUDA_ERROR_NOT_READY;
+    let queued = is_ahead(first);
     Some(Timed {
         pair,
         recording_ns,
@@ -237,9 +246,7 @@ pub(super) fn after(timed: Timed, stream: usize, called_ns: u64, order: u64, lau
         return;
     }
     // Work that is not over yet was there when the launch and the event behind it came.
-    // SAFETY: an event of our own, made in the current context.
-    let was_queued = timed.queued
-        && unsafe { real::cuEventQuery(event(pair.first.get())) } == CUresult::CUDA_ERROR_NOT_READY;
+    let was_queued = timed.queued && is_ahead(event(pair.first.get()));
     let ended_ns = now_ns();
     pair.order.set(order);
     pair.queued.set(timed.queued);

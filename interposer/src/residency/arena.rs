@@ -13,6 +13,7 @@
 //!
 //! Charged is what the device lacks: whole chunks, on the device or not.
 
+mod aside;
 mod backing;
 mod ending;
 
@@ -24,6 +25,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use channel::Prepaid;
 use shim_ffi::*;
 
+use self::aside::{Aside, Patience};
 use super::chunk::GRANULE;
 use super::ranges::Ranges;
 use super::space::{self, Needs};
@@ -33,6 +35,7 @@ use crate::driver::real;
 use crate::ground::thread::thread;
 use crate::metering::{Meter, granules};
 
+pub(crate) use aside::capture_ended;
 pub(super) use backing::host_has_space;
 pub(crate) use ending::{context_died, free};
 
@@ -75,6 +78,12 @@ struct Inner {
     spare: Option<u64>,
     /// Bytes of all chunks.
     chunk_bytes: u64,
+    /// Freed, and nobody's yet, the oldest first.
+    aside: Vec<Aside>,
+    /// How many have ever been put there.
+    asides: u64,
+    /// Events of ours in the context that nobody uses.
+    events: Vec<usize>,
 }
 
 /// Memory of one context.
@@ -123,6 +132,8 @@ pub(super) struct Known {
 enum Short {
     /// The program is answered this.
     Refused(CUresult),
+    /// The quota has no space, and blocks are aside.
+    Aside,
     /// The quota has space for so many bytes, the device has none now.
     Device(u64),
 }
@@ -185,7 +196,10 @@ pub(crate) fn spare_bytes(device: usize) -> u64 {
     let of = |arena: &Arena| {
         let inner = arena.inner();
         let shared = inner.spare.and_then(|start| inner.shared.get(&start));
-        shared.map_or(0, |shared| shared.bytes)
+        let aside = inner.aside.iter().map(|aside| &aside.block);
+        let aside = aside.filter(|block| !block.chunks.is_empty());
+        let aside: u64 = aside.map(|block| granules(block.bytes)).sum();
+        shared.map_or(0, |shared| shared.bytes) + aside
     };
     arenas()
         .filter(|arena| arena.device == device)
@@ -305,28 +319,49 @@ impl Arena {
         if asked > MOST {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let address = Cell::new(0);
+        aside::allowed()?;
+        self.mark_aside();
+        let (address, patience) = (Cell::new(0), Cell::new(Patience::Some));
         let result = space::with_space_on(meter, Needs::Bytes(granules(asked)), |short| {
-            let _pass = match quiesce::pass() {
-                Ok(pass) => pass,
-                Err(status) => return status,
-            };
-            match self.try_allocate(meter, asked) {
-                Ok(made) => {
-                    address.set(made);
-                    CUresult::CUDA_SUCCESS
+            loop {
+                let made = {
+                    let _pass = match quiesce::pass() {
+                        Ok(pass) => pass,
+                        Err(status) => return status,
+                    };
+                    self.try_allocate(meter, asked, patience.get())
+                };
+                match made {
+                    Ok(made) => {
+                        address.set(made);
+                        return CUresult::CUDA_SUCCESS;
+                    }
+                    Err(Short::Refused(status)) => return status,
+                    Err(Short::Aside) => patience.set(self.reclaim()),
+                    Err(Short::Device(bytes)) => {
+                        let has_aside = patience.get() == Patience::Some && self.has_aside();
+                        if has_aside {
+                            patience.set(self.reclaim());
+                        }
+                        if !has_aside || patience.get() == Patience::None {
+                            return short.lacks(bytes);
+                        }
+                    }
                 }
-                Err(Short::Refused(status)) => status,
-                Err(Short::Device(bytes)) => short.lacks(bytes),
             }
         });
         result.ok().map(|()| address.get())
     }
 
-    fn try_allocate(&'static self, meter: &Meter, asked: u64) -> Result<u64, Short> {
+    fn try_allocate(
+        &'static self,
+        meter: &Meter,
+        asked: u64,
+        patience: Patience,
+    ) -> Result<u64, Short> {
         let bytes = asked.next_multiple_of(UNIT);
         if bytes > tuning::chunk_bytes() / 4 {
-            return self.large(meter, asked);
+            return self.large(meter, asked, patience);
         }
         let mut made = None;
         loop {
@@ -338,7 +373,7 @@ impl Arena {
                 return Ok(address);
             }
             // Another thread may be faster and take what was made; then one more is made.
-            made = Some(self.grow(meter, asked, bytes)?);
+            made = Some(self.grow(meter, asked, bytes, patience)?);
         }
     }
 
@@ -392,7 +427,13 @@ impl Arena {
     /// One more shared chunk, for a block of `bytes`.
     #[cold]
     #[inline(never)]
-    fn grow(&'static self, meter: &Meter, asked: u64, bytes: u64) -> Result<u64, Short> {
+    fn grow(
+        &'static self,
+        meter: &Meter,
+        asked: u64,
+        bytes: u64,
+        patience: Patience,
+    ) -> Result<u64, Short> {
         let least = granules(bytes);
         let best = {
             let has = self.inner().chunk_bytes / 4;
@@ -405,6 +446,9 @@ impl Arena {
                 Ok(prepaid) => break Some(prepaid),
                 Err(_) if size > least => size = least,
                 Err(_) if self.drop_spare(meter) => {}
+                Err(_) if patience == Patience::Some && self.has_aside() => {
+                    return Err(Short::Aside);
+                }
                 Err(over) => {
                     if !self.overflows() {
                         return Err(Short::Refused(meter.refuse(over, asked)));
@@ -449,12 +493,15 @@ impl Arena {
     /// A block with chunks of its own.
     #[cold]
     #[inline(never)]
-    fn large(&'static self, meter: &Meter, asked: u64) -> Result<u64, Short> {
+    fn large(&'static self, meter: &Meter, asked: u64, patience: Patience) -> Result<u64, Short> {
         let bytes = granules(asked);
         let prepaid = loop {
             match meter.try_prepay(bytes) {
                 Ok(prepaid) => break Some(prepaid),
                 Err(_) if self.drop_spare(meter) => {}
+                Err(_) if patience == Patience::Some && self.has_aside() => {
+                    return Err(Short::Aside);
+                }
                 Err(over) => {
                     if !self.overflows() {
                         return Err(Short::Refused(meter.refuse(over, asked)));
@@ -506,25 +553,28 @@ impl Inner {
     /// Takes a block out; what its end leaves to be disposed of: start, bytes and chunks.
     fn remove(&mut self, address: u64) -> Option<Option<(u64, u64, Vec<u64>)>> {
         let block = self.blocks.remove(&address)?;
+        Some(self.end(address, block))
+    }
+
+    /// What the end of a block leaves to be disposed of, as above.
+    fn end(&mut self, address: u64, block: Block) -> Option<(u64, u64, Vec<u64>)> {
         if !block.chunks.is_empty() {
-            return Some(Some((address, granules(block.bytes), block.chunks)));
+            return Some((address, granules(block.bytes), block.chunks));
         }
         let bytes = block.bytes.next_multiple_of(UNIT);
         self.free.insert(address, bytes);
-        let Some((start, shared)) = self.shared.range_mut(..=address).next_back() else {
-            return Some(None);
-        };
+        let (start, shared) = self.shared.range_mut(..=address).next_back()?;
         let start = *start;
         shared.used_bytes -= bytes;
         if shared.used_bytes != 0 {
-            return Some(None);
+            return None;
         }
         if self.spare.is_none() {
             self.spare = Some(start);
-            return Some(None);
+            return None;
         }
-        let gone = self.take_shared(start);
-        Some(gone.map(|(start, shared)| (start, shared.bytes, vec![shared.chunk])))
+        let (start, shared) = self.take_shared(start)?;
+        Some((start, shared.bytes, vec![shared.chunk]))
     }
 }
 

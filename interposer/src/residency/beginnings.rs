@@ -14,8 +14,10 @@ use rustix::thread::futex;
 use crate::gate::capture;
 use crate::ground::clock::now_ns;
 use crate::ground::process;
+use crate::ground::stretch::{Of, here};
+use crate::ground::thread::thread;
 
-/// 1 while a call is under way that no capture survives.
+/// Calls under way that no capture survives.
 static RECORDING: AtomicU32 = AtomicU32::new(0);
 /// TIMEOUT: how long a capture waits for such a call, which does not wait for the device.
 const PATIENCE_NS: u64 = 10_000_000_000;
@@ -25,24 +27,21 @@ pub(super) fn forget() {
     RECORDING.store(0, Ordering::Relaxed);
 }
 
-struct Recording;
-
-impl Drop for Recording {
-    fn drop(&mut self) {
-        RECORDING.store(0, Ordering::SeqCst);
-        let _ = futex::wake(&RECORDING, futex::Flags::PRIVATE, i32::MAX as u32);
-    }
-}
-
-/// Makes `calls` while no capture is in progress and none begins; `None`: one is in progress. The
-/// agent's alone.
+/// Makes `calls`, which do not wait for the device, while no capture is in progress and none
+/// begins; `None`: one is in progress.
 pub(super) fn held_off<T>(calls: impl FnOnce() -> T) -> Option<T> {
-    // SYNC(recording): store, then look at the captures; pairs with `before_capture`, which counts
+    let thread = thread();
+    thread.counts.give_back();
+    // SYNC(recording): count, then look at the captures; pairs with `before_capture`, which counts
     // one and then looks here. Of the two one sees the other.
-    RECORDING.store(1, Ordering::SeqCst);
-    let _recording = Recording;
+    let recording = thread.counts.begin(Of::Number(&RECORDING), here());
     fence(Ordering::SeqCst);
-    (!capture::any()).then(calls)
+    let made = (!capture::any()).then(calls);
+    // SYNC(recording): what was called is over before a capture may begin.
+    fence(Ordering::SeqCst);
+    drop(recording);
+    let _ = futex::wake(&RECORDING, futex::Flags::PRIVATE, i32::MAX as u32);
+    made
 }
 
 /// Before a call of the program's that begins a capture, which is counted already.
@@ -53,11 +52,15 @@ pub(crate) fn before_capture() {
     // SYNC(recording): see `held_off`.
     fence(Ordering::SeqCst);
     let until_ns = now_ns() + PATIENCE_NS;
-    while RECORDING.load(Ordering::SeqCst) != 0 && now_ns() < until_ns && !process::exiting() {
+    loop {
+        let seen = RECORDING.load(Ordering::SeqCst);
+        if seen == 0 || now_ns() >= until_ns || process::exiting() {
+            return;
+        }
         let step = rustix::time::Timespec {
             tv_sec: 0,
             tv_nsec: 50_000_000,
         };
-        let _ = futex::wait(&RECORDING, futex::Flags::PRIVATE, 1, Some(&step));
+        let _ = futex::wait(&RECORDING, futex::Flags::PRIVATE, seen, Some(&step));
     }
 }

@@ -52,7 +52,7 @@ use std::sync::atomic::Ordering;
 use crate::attachment::client::Attached;
 
 pub(crate) use agent::stop;
-pub(crate) use arena::{allocate, context_died, free, owns, spare_bytes};
+pub(crate) use arena::{allocate, capture_ended, context_died, free, owns, spare_bytes};
 pub(crate) use beginnings::before_capture;
 pub(crate) use cap::{create_on_host, holds as is_capped, is_reached as cap_is_reached};
 pub(crate) use copy_streams::{green_goes, green_stays, of_green, peers};

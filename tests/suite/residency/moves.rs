@@ -161,6 +161,8 @@ fn the_numbers_of_mapped_memory_are_the_same_after_an_eviction() {
     });
     host.restore();
     assert_eq!(host.run.answer(), before[1]);
+    // Asked together with tokens, after which it stays where it is.
+    host.says(&format!("asked_with_tokens {id}"), &before[0]);
     host.ended_well();
 }
 

@@ -4,13 +4,9 @@ use std::sync::atomic::Ordering;
 
 use shim_ffi::*;
 
-use super::{Arena, arenas, at};
-use crate::attachment::client;
+use super::{Arena, arenas, aside, at};
 use crate::driver::real;
-use crate::gate;
-use crate::gate::context;
 use crate::ground::process;
-use crate::ground::thread::thread;
 use crate::metering::Meter;
 use crate::residency::{copy_streams, groups, quiesce};
 
@@ -31,56 +27,34 @@ impl Arena {
         if process::exiting() {
             return Ok(());
         }
+        aside::allowed()?;
+        let before = self.inner().asides;
         // As the driver's own: nothing that was submitted before may still use it when somebody
         // else is given the place.
-        self.synchronize()?;
+        let idle = self.synchronize()?;
         let _pass = quiesce::pass_to_end()?;
-        let (outcome, end) = {
+        let (gone, end) = {
             let mut inner = self.inner();
             let block = inner.blocks.get(&address);
-            let end = block.map_or(address, |block| address.saturating_add(block.bytes));
-            (inner.remove(address), end)
+            let end = block.map(|block| address.saturating_add(block.bytes));
+            match idle {
+                true => (inner.remove(address).flatten(), end),
+                false => {
+                    inner.put_aside(address);
+                    (None, end)
+                }
+            }
         };
+        // None: another thread was faster.
+        let end = end.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         groups::forget(address, end);
-        match outcome {
-            None => Err(CUresult::CUDA_ERROR_INVALID_VALUE), // another thread was faster
-            Some(None) => Ok(()),
-            Some(Some((start, bytes, chunks))) => {
-                let freed = self.dispose(start, bytes, &chunks);
-                if let Some(meter) = Meter::on(self.device) {
-                    meter.release(freed);
-                }
-                Ok(())
-            }
+        if let Some((start, bytes, chunks)) = gone {
+            self.let_go(start, bytes, &chunks);
         }
-    }
-
-    /// Waits for the context, as a free does.
-    fn synchronize(&self) -> Result<(), CUresult> {
-        let thread = thread();
-        gate::before_sync();
-        if let Some(attached) = client::current() {
-            context::refresh(thread, attached);
+        if idle {
+            self.give_back(before);
         }
-        let same = thread.context.get() == self.context || thread.context.get() == 0;
-        // SAFETY: the context is alive: it has memory of which the program knows. Put back on the
-        // same thread.
-        let result = unsafe {
-            if same {
-                real::cuCtxSynchronize()
-            } else {
-                let context = CUcontext(std::ptr::with_exposed_provenance_mut(self.context));
-                let pushed = real::cuCtxPushCurrent_v2(context);
-                if !pushed.is_ok() {
-                    return Err(pushed);
-                }
-                let result = real::cuCtxSynchronize();
-                let mut popped = CUcontext::NULL;
-                let _ = real::cuCtxPopCurrent_v2(&raw mut popped);
-                result
-            }
-        };
-        if result.is_ok() { Ok(()) } else { Err(result) }
+        Ok(())
     }
 }
 
@@ -99,9 +73,11 @@ pub(crate) fn context_died(context: usize) {
         let inner = std::mem::take(&mut *arena.inner());
         groups::forget(arena.base, arena.base.saturating_add(arena.bytes));
         let of_shared = inner.shared.values().map(|shared| shared.chunk);
+        let aside = inner.aside.iter().map(|aside| &aside.block);
         let of_blocks = inner
             .blocks
             .values()
+            .chain(aside)
             .flat_map(|block| block.chunks.iter().copied());
         let ids: Vec<u64> = of_shared.chain(of_blocks).collect();
         let freed = arena.dispose(arena.base, 0, &ids);
