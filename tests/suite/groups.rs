@@ -302,7 +302,7 @@ fn a_turn_comes_when_the_job_before_it_ends() {
     acquire(&sandbox, "bb");
     assert_eq!(json(&stays.answer())["ready"], true);
     let mut acquired = Vec::new();
-    for (round, gives_up) in [true, false, true, false].into_iter().enumerate() {
+    for (round, gives_up) in [true, false].into_iter().enumerate() {
         let name = format!("a{round}");
         let mut ends = tenant(&sandbox, &name, &[]);
         let line = waiting(&sandbox, &name);
@@ -322,7 +322,7 @@ fn a_turn_comes_when_the_job_before_it_ends() {
         checked(&mut stays);
     }
     println!("now: behind a neighbour that ends it has its turn: {acquired:?}");
-    assert_eq!(acquired, [const { Ok(true) }; 4]);
+    assert_eq!(acquired, [const { Ok(true) }; 2]);
     well(stays);
 }
 
