@@ -375,6 +375,10 @@ class Corun(unittest.TestCase):
         self.assertAlmostEqual(self.value(rows, "twin_error_points"), 26)
         self.assertIs(sharing.met(rows[0]), False)
 
+    def test_a_host_that_was_too_busy_to_play_a_job_is_seen(self):
+        found = {("two GPTs", "plain"): self.summed([0.2], [0.2], solo=(0.389, 0.778))}
+        self.assertAlmostEqual(self.value(self.script.metrics(self.script.MIXES, found), "solo_error_pct_max"), 50, places=0)
+
     def test_metrics_of_lend_come_with_it_and_fail_where_it_costs_too_much(self):
         mixes = self.script.MIXES
         found = {("CNN + GPT", mode): self.summed([rate], [rate], error=1.0) for mode, rate in (("plain", 0.5), ("exclusive", 0.25), ("lend", 0.48))}
