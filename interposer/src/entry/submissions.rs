@@ -102,6 +102,7 @@ macro_rules! gated {
             const TRAITS: Traits = Symbol::$symbol.traits();
             /// It has a mark of its own each time: the device does nothing for it.
             const WAITS_FOR_HOST: bool = matches!(TRAITS.work, Work::HostWait);
+            const LAUNCHES_GRAPH: bool = matches!(TRAITS.work, Work::Graph);
             /// Apart, so that the fast path is a handful of loads and a jump.
             #[cold]
             #[inline(never)]
@@ -132,6 +133,10 @@ macro_rules! gated {
                         let pass = match pass.unwrap_or_else(|_| Ok(residency::Pass::uncounted())) {
                             Ok(pass) => pass,
                             Err(status) => return (status, false),
+                        };
+                        let ticket = match LAUNCHES_GRAPH && metering::graph::waits(exec) {
+                            true => ticket.may_wait(),
+                            false => ticket,
                         };
                         let prepaid = ours(Symbol::$symbol, || metering::graph::before(exec)).unwrap_or(Ok(None));
                         let (result, prepaid, called) = match prepaid {

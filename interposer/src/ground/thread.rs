@@ -131,8 +131,6 @@ pub(crate) struct Thread {
     pub(crate) recent_marks: Cell<u32>,
     /// The registration of our page was withdrawn for the context that it is about to end.
     pub(crate) withdrew: Cell<bool>,
-    /// The graph that it is about to launch may wait for the host.
-    pub(crate) graph_waits: Cell<bool>,
     /// Slots of the streams of the batch, as bits.
     pub(crate) touched: [Cell<u64>; SET],
     /// Counter of a thread that nobody governs.
