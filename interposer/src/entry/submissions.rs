@@ -107,6 +107,7 @@ macro_rules! gated {
             #[cold]
             #[inline(never)]
             extern "C-unwind" fn slow($($arg: usize),*) -> CUresult {
+                residency::give_back(here());
                 let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
                 let seen = signature::of(Symbol::$symbol, TRAITS.work, &[$($arg),*], stream);
                 if residency::active()
