@@ -56,8 +56,8 @@ fn at_exit() {
 static PRIMARY: [AtomicUsize; channel::MAX_DEVICES] =
     [const { AtomicUsize::new(0) }; channel::MAX_DEVICES];
 
-/// Before a call that may change or destroy a context.
-pub(crate) fn before_context(meaning: Context, args: &[usize]) {
+/// Before a call that may change or destroy a context. `at`: where the stack is in the entry.
+pub(crate) fn before_context(meaning: Context, args: &[usize], at: usize) {
     if injection::take_due() {
         // Where the process is refused, the call that is about to be made is the first to be
         // answered so.
@@ -77,24 +77,28 @@ pub(crate) fn before_context(meaning: Context, args: &[usize]) {
     // The registration of our marks goes with the context that made it, perhaps also where that is
     // a green one.
     if meaning.takes_away() {
-        registration::withdraw(destroyed);
+        registration::withdraw(destroyed, at);
     }
 }
 
 /// A call that may end a context, until dropped: no other call of ours is in one.
 #[derive(Debug)]
 pub(crate) struct Ending {
-    _going: residency::Going,
+    // Before the one that it is inside of.
     _leaving: Option<residency::Leaving>,
+    _going: residency::Going,
+    _withdrawn: registration::Withdrawn,
     /// An error where memory could not be brought back; a context goes all the same.
     _pass: Result<residency::Pass, CUresult>,
 }
 
 /// Around a call that may end a context, after [`before_context`].
-pub(crate) fn end_context(meaning: Context, args: &[usize]) -> Ending {
+pub(crate) fn end_context(meaning: Context, args: &[usize], at: usize) -> Ending {
+    let going = residency::Going::begin(may_go(meaning, args), at);
     let ending = Ending {
-        _going: residency::Going::begin(may_go(meaning, args)),
-        _leaving: residency::leaving(),
+        _leaving: residency::leaving(&going),
+        _going: going,
+        _withdrawn: registration::Withdrawn,
         _pass: residency::pass_to_end(),
     };
     if let (Context::DestroysGreen, Some(green)) = (meaning, args.first()) {
@@ -115,6 +119,7 @@ pub(crate) fn after_context(meaning: Context, args: &[usize], result: CUresult) 
         }
     }
     if meaning.takes_away() {
+        // Before the context may be another's.
         registration::left();
     }
     if !result.is_ok() {

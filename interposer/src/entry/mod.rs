@@ -30,6 +30,7 @@ use crate::attachment::verdict::{self, insist, ours};
 use crate::driver::own::{Own, publish_own};
 use crate::driver::{addresses, real};
 use crate::gate::{failure, signature};
+use crate::ground::stretch::here;
 use crate::{gate, lifecycle, metering, residency};
 
 mod context;
@@ -97,6 +98,7 @@ macro_rules! hooked {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[allow(clippy::too_many_arguments, reason = "the driver's own parameters")]
         pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> CUresult {
+            residency::give_back(here());
             // SAFETY: the caller's own arguments, in both.
             verdict::hooked(Symbol::$symbol, || unsafe { hooks::$symbol($($arg),*) }, || unsafe { real::$symbol($($arg),*) })
         }
@@ -150,13 +152,15 @@ macro_rules! observed_context {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
             const MEANING: Context = Symbol::$symbol.traits().context;
+            let at = here();
+            residency::give_back(at);
             let _ = ours(Symbol::$symbol, gate::before_sync);
-            let _ = insist(Symbol::$symbol, || lifecycle::before_context(MEANING, &[$($arg),*]));
+            let _ = insist(Symbol::$symbol, || lifecycle::before_context(MEANING, &[$($arg),*], at));
             // A thread that ends a context takes away what memory is moved by. One that cannot be
             // brought back goes all the same.
             let pass = MEANING
                 .takes_away()
-                .then(|| ours(Symbol::$symbol, || lifecycle::end_context(MEANING, &[$($arg),*])));
+                .then(|| ours(Symbol::$symbol, || lifecycle::end_context(MEANING, &[$($arg),*], at)));
             let result = context::with_space(Symbol::$symbol, MEANING, &[$($arg),*], || call_words!($symbol $($arg)*));
             let _ = insist(Symbol::$symbol, || lifecycle::after_context(MEANING, &[$($arg),*], result));
             drop(pass);

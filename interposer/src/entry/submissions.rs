@@ -102,10 +102,12 @@ macro_rules! gated {
             const TRAITS: Traits = Symbol::$symbol.traits();
             /// It has a mark of its own each time: the device does nothing for it.
             const WAITS_FOR_HOST: bool = matches!(TRAITS.work, Work::HostWait);
+            const LAUNCHES_GRAPH: bool = matches!(TRAITS.work, Work::Graph);
             /// Apart, so that the fast path is a handful of loads and a jump.
             #[cold]
             #[inline(never)]
             extern "C-unwind" fn slow($($arg: usize),*) -> CUresult {
+                residency::give_back(here());
                 let stream = stream_key!(default_stream!($variant), $stream, [$($arg)*]);
                 let seen = signature::of(Symbol::$symbol, TRAITS.work, &[$($arg),*], stream);
                 if residency::active()
@@ -132,6 +134,10 @@ macro_rules! gated {
                         let pass = match pass.unwrap_or_else(|_| Ok(residency::Pass::uncounted())) {
                             Ok(pass) => pass,
                             Err(status) => return (status, false),
+                        };
+                        let ticket = match LAUNCHES_GRAPH && metering::graph::waits(exec) {
+                            true => ticket.may_wait(),
+                            false => ticket,
                         };
                         let prepaid = ours(Symbol::$symbol, || metering::graph::before(exec)).unwrap_or(Ok(None));
                         let (result, prepaid, called) = match prepaid {

@@ -54,6 +54,16 @@ pub(crate) enum Ticket {
     Deny,
 }
 
+impl Ticket {
+    /// Of a submission that is likely to wait for the host.
+    pub(crate) fn may_wait(mut self) -> Self {
+        if let Self::Count(weight) = &mut self {
+            weight.may_wait = true;
+        }
+        self
+    }
+}
+
 /// A thread inside a driver call that blocks until its work is done, until dropped.
 pub(crate) struct Blocking {
     /// Until this is dropped.
@@ -281,13 +291,13 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) -> bool {
         iteration_ended = signature::record(thread, attached, line.launches(), seen);
         line.count_copied(seen.copies);
     }
-    let (mut solo, mut host_wait) = (None, false);
+    let mut after = marks::After::default();
     match ticket {
         Ticket::Pass(_) | Ticket::Deny => return false,
         Ticket::Count(weight) => {
             line.count_launch();
             thread.set_spent_ns(thread.spent_ns() + weight.ns);
-            (solo, host_wait) = (weight.solo, weight.host_wait);
+            after = weight.after();
         }
         Ticket::Blocked(blocking) => {
             if blocking.begun_ns != 0 {
@@ -300,7 +310,7 @@ pub(crate) fn settle(ticket: Ticket, seen: Seen) -> bool {
             marks::learn(thread, attached);
         }
     }
-    marks::settle(thread, attached, solo, host_wait);
+    marks::settle(thread, attached, after);
     thread.give_credit(credit(marks::credit_ns(thread, attached)));
     iteration_ended
 }

@@ -85,6 +85,26 @@ pub(crate) struct Weight {
     pub(crate) solo: Option<SoloSample>,
     /// So has this: the device does nothing for it, its stream waits for the host.
     pub(crate) host_wait: bool,
+    /// The device may stand still at it, for the host.
+    pub(crate) may_wait: bool,
+}
+
+/// What is to be known of a submission once it is made.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct After {
+    solo: Option<SoloSample>,
+    host_wait: bool,
+    may_wait: bool,
+}
+
+impl Weight {
+    pub(crate) fn after(&self) -> After {
+        After {
+            solo: self.solo,
+            host_wait: self.host_wait,
+            may_wait: self.may_wait,
+        }
+    }
 }
 
 /// A line of the client's half for a thread that submits for the first time.
@@ -442,6 +462,7 @@ pub(crate) fn weigh(thread: &Thread, attached: &'static Attached, seen: Seen) ->
             ns,
             solo: None,
             host_wait: false,
+            may_wait: false,
         };
     }
     book(thread);
@@ -457,6 +478,7 @@ pub(crate) fn weigh(thread: &Thread, attached: &'static Attached, seen: Seen) ->
         ns,
         solo,
         host_wait: false,
+        may_wait: false,
     }
 }
 
@@ -471,6 +493,7 @@ pub(crate) fn weigh_host_wait(thread: &Thread, attached: &'static Attached) -> W
         ns: 1,
         solo: None,
         host_wait: true,
+        may_wait: false,
     }
 }
 
@@ -556,15 +579,15 @@ pub(crate) fn begin_slice(thread: &Thread, attached: &Attached) {
 }
 
 /// After a submission: marks what is due, and waits while more is in flight than the window holds.
-/// `solo`, `host_wait`: the submission has a mark of its own.
-pub(crate) fn settle(
-    thread: &Thread,
-    attached: &'static Attached,
-    solo: Option<SoloSample>,
-    host_wait: bool,
-) {
+pub(crate) fn settle(thread: &Thread, attached: &'static Attached, after: After) {
+    let After {
+        solo,
+        host_wait,
+        may_wait,
+    } = after;
+    // It has a mark of its own.
     let apart = solo.is_some() || host_wait;
-    if thread.graph_waits.take()
+    if may_wait
         && let Some(index) = own(thread)
         && let Some(word) = attached.end.client.stream(index)
     {

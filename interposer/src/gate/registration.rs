@@ -15,6 +15,7 @@ use crate::attachment::client::{self, Attached};
 use crate::driver::real;
 use crate::gate::{capture, follow};
 use crate::ground::clock::{self, now_ns};
+use crate::ground::process;
 use crate::ground::thread::thread;
 
 // States: never tried, somebody is at it, done, the driver will not, its context is about to go.
@@ -27,6 +28,10 @@ const LEAVING: u32 = 4;
 static STATE: AtomicU32 = AtomicU32::new(NEVER);
 /// Distance from a host address in our page to its device address.
 static DEVICE_OFFSET: AtomicU64 = AtomicU64::new(0);
+/// The thread for whose context it was withdrawn, by the kernel's number.
+static WITHDRAWER: AtomicU32 = AtomicU32::new(0);
+/// When it is looked next whether that is there.
+static LOOK_AT_NS: AtomicU64 = AtomicU64::new(0);
 /// The context that was current when it was registered; 0: not known.
 static OWNER: AtomicUsize = AtomicUsize::new(0);
 
@@ -42,8 +47,8 @@ pub(crate) fn forget() {
 }
 
 /// `context` is about to go, or one of which nothing is known. Returns once nothing is on its way
-/// to the page.
-pub(crate) fn withdraw(context: Option<usize>) {
+/// to the page. `at`: where the stack is in the entry.
+pub(crate) fn withdraw(context: Option<usize>, at: usize) {
     let owner = OWNER.load(Ordering::Relaxed);
     if owner != 0 && context.is_some_and(|context| context != owner) {
         return;
@@ -52,7 +57,9 @@ pub(crate) fn withdraw(context: Option<usize>) {
     if left.is_err() {
         return;
     }
-    thread().withdrew.set(true);
+    WITHDRAWER.store(process::own_tid(), Ordering::Relaxed);
+    LOOK_AT_NS.store(now_ns() + WITHDRAW_NS, Ordering::Relaxed);
+    thread().withdrew.set(at);
     let Some(attached) = client::current() else {
         return;
     };
@@ -70,14 +77,41 @@ pub(crate) fn withdraw(context: Option<usize>) {
     }
 }
 
+/// Around a call that takes contexts away, also where it is left by an exception.
+#[derive(Debug)]
+pub(crate) struct Withdrawn;
+
+impl Drop for Withdrawn {
+    fn drop(&mut self) {
+        left();
+    }
+}
+
 /// The context has gone, or stays. Until then nobody registers the page again, whatever becomes of
 /// other threads' contexts: it would be registered already, and no more a moment later.
 pub(crate) fn left() {
-    if !thread().withdrew.take() {
+    if thread().withdrew.take() == 0 {
         return;
     }
     // The driver answers that the page is registered already where it stays.
     let _ = STATE.compare_exchange(LEAVING, NEVER, Ordering::AcqRel, Ordering::Relaxed);
+}
+
+/// While it is withdrawn, now and then: where the thread has ended that would have said that its
+/// context is gone, the page may be registered again.
+fn look_after() {
+    let (now, due_ns) = (now_ns(), LOOK_AT_NS.load(Ordering::Relaxed));
+    let claim = |next_ns| {
+        LOOK_AT_NS
+            .compare_exchange(due_ns, next_ns, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    };
+    if now >= due_ns
+        && claim(now.saturating_add(WITHDRAW_NS))
+        && process::has_ended(WITHDRAWER.load(Ordering::Relaxed))
+    {
+        let _ = STATE.compare_exchange(LEAVING, NEVER, Ordering::AcqRel, Ordering::Relaxed);
+    }
 }
 
 /// Distance to the device's view of our page, once the driver has taken it for pinned memory. To be
@@ -107,6 +141,10 @@ pub(crate) fn offset(attached: &Attached) -> Option<u64> {
                 // In a call of the driver, which may take what this thread holds: no core is kept
                 // busy for it.
                 clock::pause(LOOK);
+            }
+            LEAVING => {
+                look_after();
+                return None;
             }
             _ => return None,
         }
@@ -140,5 +178,41 @@ fn register(attached: &Attached) -> Result<u64, CUresult> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(device.0.wrapping_sub(page as u64)),
         refused => Err(refused),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_that_was_withdrawn_by_a_thread_that_has_ended_is_registered_again() {
+        let withdraw = || {
+            STATE.store(LEAVING, Ordering::Relaxed);
+            WITHDRAWER.store(process::own_tid(), Ordering::Relaxed);
+            thread().withdrew.set(1);
+        };
+        let looked = || {
+            LOOK_AT_NS.store(0, Ordering::Relaxed);
+            look_after();
+            STATE.load(Ordering::Relaxed)
+        };
+        // The same thread, which has jumped, at its next call.
+        withdraw();
+        assert_eq!(looked(), LEAVING);
+        left();
+        assert_eq!(looked(), NEVER);
+        // One that says nothing any more.
+        std::thread::spawn(withdraw).join().expect("it ends");
+        let begun_ns = now_ns();
+        while looked() == LEAVING {
+            assert!(now_ns() - begun_ns < 30_000_000_000, "nobody sees its end");
+            std::thread::yield_now();
+        }
+        // Not before it is due.
+        STATE.store(LEAVING, Ordering::Relaxed);
+        LOOK_AT_NS.store(u64::MAX, Ordering::Relaxed);
+        look_after();
+        assert_eq!(STATE.swap(NEVER, Ordering::Relaxed), LEAVING);
     }
 }

@@ -31,6 +31,24 @@ pub(crate) fn forks() -> u32 {
     FORKS.load(Relaxed)
 }
 
+/// The calling thread, by the kernel's number.
+pub(crate) fn own_tid() -> u32 {
+    rustix::thread::gettid()
+        .as_raw_nonzero()
+        .get()
+        .unsigned_abs()
+}
+
+/// Whether a thread of this process has ended, by the kernel's number. Another one may have the
+/// number by now: then it is taken for that.
+pub(crate) fn has_ended(tid: u32) -> bool {
+    let _errno = Preserve::new();
+    // SAFETY: numbers; signal 0 is none.
+    let there = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, 0) } == 0;
+    // SAFETY: the calling thread's own word.
+    !there && unsafe { *libc::__errno_location() } == libc::ESRCH
+}
+
 /// From here on `handlers` are called, beside what [`exiting`] and [`forks`] say.
 pub(crate) fn handle(handlers: &'static Handlers) {
     HANDLERS.store(std::ptr::from_ref(handlers).cast_mut(), Release);

@@ -16,7 +16,8 @@
 //! | `Want::space_bytes`, of a wait for memory | the same |
 //! | threads that wait for a full window | the same |
 //! | calls inside the quiesce gate | the same; until then memory stays |
-//! | threads that end a context | the same; until then evictions wait |
+//! | threads that end a context | the same ([`left`]); where the thread has ended, others see it |
+//! | who withdrew our page for that | the same; until then nothing is marked |
 //! | the row of a hook, and its answer | of no hook but that one; replaced by the next |
 //! | a permit of `sublet_pipeline_begin` | good for one restore |
 //! | who polls a gate, who looks for slots | runs out by the clock |
@@ -51,6 +52,17 @@ pub(crate) fn here() -> usize {
 #[inline(always)]
 fn lasts(at: usize, now: usize) -> bool {
     at != 0 && (now < at || on_alternate_stack())
+}
+
+/// Whether a thread has left by a jump what began in one entry where the stack was at `at`, the
+/// stack being at `now` in another one. That may be called from where the first one was, and its
+/// frame may be the larger; what the driver calls of ours inside of the first has both frames below
+/// it, and a signal handler the kernel's, of a kilobyte.
+#[cold]
+#[inline(never)]
+pub(crate) fn left(at: usize, now: usize) -> bool {
+    const LARGER: usize = 256;
+    !lasts(at.saturating_sub(LARGER), now)
 }
 
 #[cold]

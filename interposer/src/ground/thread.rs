@@ -129,10 +129,13 @@ pub(crate) struct Thread {
     /// Slots of the last marks, plus one, and how many marks there were.
     pub(crate) recent: [Cell<u16>; RECENT],
     pub(crate) recent_marks: Cell<u32>,
-    /// The registration of our page was withdrawn for the context that it is about to end.
-    pub(crate) withdrew: Cell<bool>,
-    /// The graph that it is about to launch may wait for the host.
-    pub(crate) graph_waits: Cell<bool>,
+    /// Where the stack was when it withdrew the registration of our page for the context that it is
+    /// about to end; 0: it has not.
+    pub(crate) withdrew: Cell<usize>,
+    /// Where the stack was when it began to end a context; 0: it ends none.
+    pub(crate) ends: Cell<usize>,
+    /// Its places among the threads that end one, as bits.
+    pub(crate) ending: Cell<u32>,
     /// Slots of the streams of the batch, as bits.
     pub(crate) touched: [Cell<u64>; SET],
     /// Counter of a thread that nobody governs.

@@ -9,7 +9,7 @@
 //! graph memory was trimmed in between.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use shim_ffi::*;
@@ -18,7 +18,6 @@ use super::pool::{Source, reserved, settle};
 use super::{Meter, granules};
 use crate::attachment::client;
 use crate::driver::real;
-use crate::ground::thread::thread;
 
 /// Whether this process has ever put allocations into a graph.
 static ALLOCATES: AtomicBool = AtomicBool::new(false);
@@ -27,9 +26,13 @@ static TRIMS: AtomicU64 = AtomicU64::new(1);
 /// [`TRIMS`] when the first of the nodes was made that no executable graph has yet, where their
 /// memory was taken with them; 0: there are none, or it was not.
 static TAKEN_AT: AtomicU64 = AtomicU64::new(0);
-/// Some executable graph waits for the host, or for others.
+/// Executable graphs that may wait for the host, or for others: each in one of [`PROBES`] places,
+/// by its handle. Launches look here, without a lock. Of one that finds no place nobody knows it.
+static WAITING: [AtomicUsize; 1024] = [const { AtomicUsize::new(0) }; 1024];
+/// Whether there ever was one.
 static WAITS: AtomicBool = AtomicBool::new(false);
-/// Executable graphs that allocate or wait.
+const PROBES: usize = 8;
+/// Executable graphs that allocate.
 static EXECS: Mutex<Option<HashMap<usize, Weight>>> = Mutex::new(None);
 
 #[derive(Clone, Copy)]
@@ -37,8 +40,36 @@ struct Weight {
     bytes: u64,
     /// [`TRIMS`] when it last took its memory, 0 for never.
     taken_at: u64,
-    /// Whether a node of it waits for something that is not the device's work.
-    waits: bool,
+}
+
+/// Where an executable graph may be that waits.
+fn places(exec: usize) -> impl Iterator<Item = &'static AtomicUsize> {
+    // Fibonacci hashing of a pointer, or of a number.
+    let at = (exec as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    // PANIC: the modulus is the length.
+    (0..PROBES).map(move |step| &WAITING[(at as usize + step) % WAITING.len()])
+}
+
+/// Whether a node of an executable graph waits for something that is not the device's work.
+#[inline]
+pub(crate) fn waits(exec: usize) -> bool {
+    WAITS.load(Ordering::Relaxed) && places(exec).any(|place| place.load(Ordering::Relaxed) == exec)
+}
+
+fn note_waits(exec: usize) {
+    WAITS.store(true, Ordering::Relaxed);
+    let take = |place: &AtomicUsize| {
+        place
+            .compare_exchange(0, exec, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    };
+    let _ = !waits(exec) && places(exec).any(take);
+}
+
+fn forget_waits(exec: usize) {
+    for place in places(exec) {
+        let _ = place.compare_exchange(exec, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
 }
 
 fn with<T>(act: impl FnOnce(&mut HashMap<usize, Weight>) -> T) -> T {
@@ -173,25 +204,22 @@ pub(crate) fn instantiated(exec: usize, graph: CUgraph) {
         return;
     }
     let Content { bytes, waits } = Content::of(graph, DEPTH);
-    if bytes != 0 || waits {
+    if waits {
+        note_waits(exec);
+    }
+    if bytes != 0 {
         // Nodes that allocate are known when they are made.
-        let taken_at = match bytes {
-            0 => 0,
-            _ => TAKEN_AT.swap(0, Ordering::Relaxed),
-        };
-        WAITS.fetch_or(waits, Ordering::Relaxed);
-        let weight = Weight {
-            bytes,
-            taken_at,
-            waits,
-        };
-        with(|execs| execs.insert(exec, weight));
+        let taken_at = TAKEN_AT.swap(0, Ordering::Relaxed);
+        with(|execs| execs.insert(exec, Weight { bytes, taken_at }));
     }
 }
 
 /// After an executable graph is gone.
 pub(crate) fn exec_destroyed(exec: usize) {
-    if governed() || WAITS.load(Ordering::Relaxed) {
+    if WAITS.load(Ordering::Relaxed) {
+        forget_waits(exec);
+    }
+    if governed() {
         with(|execs| execs.remove(&exec));
     }
 }
@@ -214,16 +242,11 @@ pub(crate) fn weight(exec: usize) -> Option<(Meter, u64)> {
     Some((meter, granules(bytes)))
 }
 
-/// Before an executable graph is launched or uploaded: reserves what it may take, and notes whether
-/// it may wait for the host.
+/// Before an executable graph is launched or uploaded: reserves what it may take.
 ///
 /// # Errors
 /// What the program is answered.
 pub(crate) fn before(exec: usize) -> Result<Option<Prepaid>, CUresult> {
-    let waits = |execs: &mut HashMap<usize, Weight>| execs.get(&exec).is_some_and(|it| it.waits);
-    thread()
-        .graph_waits
-        .set(WAITS.load(Ordering::Relaxed) && with(waits));
     if !governed() {
         return Ok(None);
     }
@@ -279,5 +302,29 @@ pub(crate) fn after_node() {
         && let Some(ordinal) = here()
     {
         settle(Source::Graph(ordinal), ordinal, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn graphs_that_wait_are_known_without_a_lock_until_they_are_destroyed() {
+        let _locked = EXECS.lock().unwrap_or_else(PoisonError::into_inner);
+        let execs = || (1..=200).map(|number: usize| 0x7f00_0000_0000 + number * 0x140);
+        execs().for_each(note_waits);
+        execs().for_each(note_waits);
+        let known = execs().filter(|exec| waits(*exec)).count();
+        println!("now: {known} of 200 graphs that wait are known");
+        assert!(known >= 190, "{known}");
+        assert!(!waits(0x7f00_0000_0000));
+        execs().for_each(forget_waits);
+        assert!(!execs().any(waits));
+        assert!(
+            WAITING
+                .iter()
+                .all(|place| place.load(Ordering::Relaxed) == 0)
+        );
     }
 }

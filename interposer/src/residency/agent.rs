@@ -260,10 +260,21 @@ fn carry_out(attached: &'static Attached, device: usize, order: &Order) {
     // quiesce gate: none does while this order is carried out, and it is given up for one that
     // waits.
     let ends_by_itself = gate::quiesce::has_failed();
+    // A later order replaces this one, and so does another arbiter.
+    let replaced = || {
+        attached
+            .end
+            .arbiter
+            .device(device)
+            .and_then(channel::DeviceGrant::order)
+            .is_some_and(|now| now.number != number)
+            || !client::current().is_some_and(|now| std::ptr::eq(now, attached))
+    };
     let mut held = None;
     while ends_by_itself && held.is_none() {
         held = endings::hold_off();
-        if held.is_none() && (now_ns() > order.deadline_mono_ns || process::exiting()) {
+        let over = replaced() || now_ns() > order.deadline_mono_ns || process::exiting();
+        if held.is_none() && over {
             say(
                 attached,
                 device,
@@ -274,22 +285,12 @@ fn carry_out(attached: &'static Attached, device: usize, order: &Order) {
             return;
         }
     }
-    // A later order replaces this one.
-    let given_up = || {
-        ends_by_itself && endings::is_awaited()
-            || attached
-                .end
-                .arbiter
-                .device(device)
-                .and_then(channel::DeviceGrant::order)
-                .is_some_and(|now| now.number != number)
-            || !client::current().is_some_and(|now| std::ptr::eq(now, attached))
-    };
+    let given_up = || ends_by_itself && endings::is_awaited() || replaced();
     gate::quiesce::set_away(device, true);
     let outcome = match order.verb {
         Verb::Evict => quiet(order.deadline_mono_ns, &given_up)
             .map_or_else(Outcome::Refused, |()| {
-                engine::evict(device, order.deadline_mono_ns)
+                engine::evict(device, order.deadline_mono_ns, &given_up)
             }),
         Verb::Restore => {
             let begun = || say(attached, device, number, OrderState::Begun, Reason::None);

@@ -49,6 +49,8 @@ struct Context {
     ordinal: i32,
     context: usize,
     copy_streams: Option<CopyStreams>,
+    /// How often it was noted: once more where another one has its handle by now.
+    notes: u32,
 }
 
 /// Our own streams in a context, one per direction, and an event.
@@ -100,12 +102,14 @@ fn adopt(ordinal: i32, context: usize) {
 }
 
 fn note(all: &mut Vec<Context>, ordinal: i32, context: usize) {
-    if !all.iter().any(|known| known.context == context) {
-        all.push(Context {
+    match all.iter_mut().find(|known| known.context == context) {
+        Some(known) => known.notes = known.notes.wrapping_add(1),
+        None => all.push(Context {
             ordinal,
             context,
             copy_streams: None,
-        });
+            notes: 0,
+        }),
     }
 }
 
@@ -141,6 +145,11 @@ pub(super) fn note_context(ordinal: i32, context: usize) {
 /// After a context has gone, and what was pinned in it is pinned no longer. Chunks that were copied
 /// in it are copied in another one of their device from now on.
 pub(super) fn context_died(context: usize) {
+    unpinned(context);
+    use_no_more(context);
+}
+
+fn unpinned(context: usize) {
     chunk::with(|chunks| {
         let of_it = chunks.all.values_mut();
         for chunk in of_it.filter(|chunk| chunk.context == context) {
@@ -149,18 +158,38 @@ pub(super) fn context_died(context: usize) {
             }
         }
     });
-    use_no_more(context);
 }
 
 /// Nothing is done in a context any more.
 fn use_no_more(context: usize) {
-    STRUCK.fetch_add(1, Ordering::AcqRel);
-    let left: Vec<(i32, usize)> = contexts(|all| {
+    strike_out(context, |_| true);
+}
+
+/// Takes a context out of the list, if it is as it `is` said to be; whether it is not there any
+/// more.
+fn strike_out(context: usize, is: impl Fn(&Context) -> bool) -> bool {
+    let left: Option<Vec<(i32, usize)>> = contexts(|all| {
+        let known = all.iter_mut().find(|known| known.context == context);
+        if let Some(known) = known
+            && !is(known)
+        {
+            // Of another one.
+            known.copy_streams = None;
+            return None;
+        }
         all.retain(|known| known.context != context);
-        all.iter()
-            .map(|known| (known.ordinal, known.context))
-            .collect()
+        // SYNC(struck): after it is out, with the list locked. Who sees the new number notes its
+        // context anew, and does not find the old entry.
+        STRUCK.fetch_add(1, Ordering::AcqRel);
+        Some(
+            all.iter()
+                .map(|known| (known.ordinal, known.context))
+                .collect(),
+        )
     });
+    let Some(left) = left else {
+        return false;
+    };
     chunk::with(|chunks| {
         for chunk in chunks.all.values_mut() {
             if chunk.context == context {
@@ -169,6 +198,7 @@ fn use_no_more(context: usize) {
             }
         }
     });
+    true
 }
 
 /// The context that a green context is to most calls; 0: it is none.
@@ -322,19 +352,43 @@ pub(super) fn enter(context: usize) -> Step<CopyStreams> {
 }
 
 /// As [`enter`] for a context of which it is not certain that it is there: one that has gone in a
-/// way that we have not seen is forgotten.
+/// way that we have not seen is forgotten. Unless a thread has noted its handle meanwhile: then
+/// another one has it.
 fn enter_if_there(context: usize) -> Step<Option<CopyStreams>> {
-    match enter(context) {
-        Ok(copy_streams) => Ok(Some(copy_streams)),
-        Err(Stopped {
-            status: CUresult::CUDA_ERROR_INVALID_CONTEXT | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
-            ..
-        }) => {
-            context_died(context);
-            Ok(None)
+    loop {
+        let seen = notes(context);
+        match enter(context) {
+            Ok(copy_streams) => return Ok(Some(copy_streams)),
+            Err(Stopped {
+                status:
+                    CUresult::CUDA_ERROR_INVALID_CONTEXT | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+                ..
+            }) => {
+                if is_gone(context, seen) {
+                    return Ok(None);
+                }
+            }
+            Err(stopped) => return Err(stopped),
         }
-        Err(stopped) => Err(stopped),
     }
+}
+
+/// How often a context has been noted; `None`: it is not known.
+fn notes(context: usize) -> Option<u32> {
+    contexts(|all| {
+        let known = all.iter().find(|known| known.context == context);
+        known.map(|known| known.notes)
+    })
+}
+
+/// A context was found gone that had been noted so often before: forgets it, and says that it has.
+fn is_gone(context: usize, seen: Option<u32>) -> bool {
+    let same = |known: &Context| Some(known.notes) == seen;
+    let gone = strike_out(context, same);
+    if gone {
+        unpinned(context);
+    }
+    gone
 }
 
 /// Whether an event of ours is there, in a context that is.
@@ -560,5 +614,26 @@ impl Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         self.give_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_that_was_noted_again_is_not_struck_out_for_the_one_that_had_its_handle() {
+        const HANDLE: usize = 0x5150;
+        let is_known = || contexts(|all| all.iter().any(|known| known.context == HANDLE));
+        note_context(9, HANDLE);
+        let (seen, number) = (notes(HANDLE), struck());
+        // The agent finds it gone; before it says so, a thread has another one of that handle.
+        note_context(9, HANDLE);
+        assert!(!is_gone(HANDLE, seen));
+        assert!(is_known());
+        assert_eq!(struck(), number, "who has noted it need not do so again");
+        assert!(is_gone(HANDLE, notes(HANDLE)));
+        assert!(!is_known() && struck() != number);
+        assert!(is_gone(HANDLE, None), "it is not there");
     }
 }

@@ -56,7 +56,7 @@ pub(crate) use arena::{allocate, capture_ended, context_died, free, owns, spare_
 pub(crate) use beginnings::before_capture;
 pub(crate) use cap::{create_on_host, holds as is_capped, is_reached as cap_is_reached};
 pub(crate) use copy_streams::{green_goes, green_stays, of_green, peers};
-pub(crate) use endings::{Going, Leaving, await_going, leaving};
+pub(crate) use endings::{Going, Leaving, await_going, give_back, leaving};
 pub(crate) use last_use::iteration_ended;
 pub(crate) use operands::used;
 pub(crate) use owned::{

@@ -35,6 +35,37 @@ fn a_capture_that_begins_while_an_eviction_waits_for_the_device_stays_valid() {
 }
 
 #[test]
+fn an_eviction_that_another_order_replaces_stops_between_two_chunks() {
+    const BYTES: u64 = 64 * MIB;
+    let vars = [
+        ("SUBLET_RESIDENCY", "chunk=4194304,depth=1,reuse=0"),
+        (
+            "SUBLET_SIM_FAULT",
+            "slow:call=cuMemcpyDtoHAsync_v2,us=100000",
+        ),
+    ];
+    let mut host = Host::with(&vars, false, None);
+    let id = host.take(&format!("alloc {BYTES}"));
+    host.says(&format!("fill {id} 3"), "0");
+    host.arbiter.close();
+    host.arbiter.order(Verb::Evict, 0);
+    wait_until("a chunk has left", || {
+        (host.arbiter.footprint().moved_out_bytes > 0).then_some(())
+    });
+    host.arbiter.order(Verb::Restore, 0);
+    assert_eq!(
+        host.arbiter.answered(),
+        (OrderState::Resident, Reason::None)
+    );
+    let moved = host.arbiter.footprint().moved_out_bytes;
+    println!("now: {moved} of {BYTES} bytes had left");
+    assert!(moved < BYTES, "{moved}");
+    host.arbiter.open();
+    host.says(&format!("check {id} 3"), "0 0");
+    host.ended_well();
+}
+
+#[test]
 fn one_failed_load_of_the_hashing_kernel_is_not_for_ever() {
     let vars = [
         (

@@ -8,16 +8,21 @@ use shim_ffi::*;
 use super::{Outcome, in_place, look, restore};
 use crate::attachment::client;
 use crate::driver::real;
-use crate::gate::capture;
+use crate::gate::{capture, quiesce};
 use crate::ground::clock::now_ns;
 use crate::residency::chunk::{self, Place};
 use crate::residency::copy_streams::{Flight, Step, Stopped, done, enter, settle};
 use crate::residency::host_copy::{Digest, HostCopy};
 use crate::residency::permit::Permits;
-use crate::residency::{digest, host, tuning};
+use crate::residency::{digest, endings, host, tuning};
 
-/// Everything that can leaves `device`.
-pub(in crate::residency) fn evict(device: usize, deadline_ns: u64) -> Outcome {
+/// Everything that can leaves `device`. Between two chunks it is looked whether that is given up:
+/// then what has left comes back.
+pub(in crate::residency) fn evict(
+    device: usize,
+    deadline_ns: u64,
+    given_up: &dyn Fn() -> bool,
+) -> Outcome {
     let mut ids = in_place(device, Place::Resident);
     if ids.is_empty() {
         let out = !in_place(device, Place::Out).is_empty();
@@ -36,7 +41,7 @@ pub(in crate::residency) fn evict(device: usize, deadline_ns: u64) -> Outcome {
         // the device hashes the others.
         ids.reverse();
     }
-    let moved = evict_by(&ids, &permits);
+    let moved = evict_by(&ids, &permits, given_up);
     drop(permits);
     chunk::with(|chunks| chunks.publish(device));
     match moved {
@@ -57,10 +62,12 @@ fn have_left_before(ids: &[u64]) -> bool {
     })
 }
 
-/// After an eviction that stopped half-way: what has left comes back.
+/// After an eviction that stopped half-way: what has left comes back. Where memory could not be
+/// brought back before, that too waits for threads that end a context.
 fn undo(device: usize, stopped: Stopped) -> Outcome {
     let back = tuning::UNDO.as_nanos() as u64; // CAST: ten seconds.
-    match restore(device, now_ns() + back, &|| false) {
+    let given_up = || quiesce::has_failed() && endings::is_awaited();
+    match restore(device, now_ns() + back, &given_up) {
         Outcome::Done => Outcome::Refused(stopped.reason),
         _ => Outcome::Failed(stopped.reason, stopped.status),
     }
@@ -129,7 +136,12 @@ fn pin(id: u64, permits: &Permits) {
 
 /// Copies chunks out, but for what their host copies hold already by `digests`, and releases each
 /// as soon as it is there. What needs no copy waits for no other chunk's.
-fn copy_out(ids: &[u64], mut digests: Option<digest::Digests>, permits: &Permits) -> Step<()> {
+fn copy_out(
+    ids: &[u64],
+    mut digests: Option<digest::Digests>,
+    permits: &Permits,
+    given_up: &dyn Fn() -> bool,
+) -> Step<()> {
     let mut flights = VecDeque::new();
     let mut last = CUstream::NULL;
     let most = if digests.is_some() {
@@ -139,6 +151,12 @@ fn copy_out(ids: &[u64], mut digests: Option<digest::Digests>, permits: &Permits
     };
     let mut copies = || {
         for id in ids {
+            if given_up() {
+                return Err(Stopped {
+                    reason: Reason::NotDrained,
+                    status: CUresult::CUDA_ERROR_NOT_READY,
+                });
+            }
             let to = look(*id)?;
             let copy_streams = enter(to.context)?;
             last = copy_streams.out;
@@ -244,12 +262,12 @@ fn evict_one(flight: Flight, digest: Option<Digest>) -> Step<()> {
 
 /// Copies chunks out, what has changed of them.
 pub(super) fn evict_all(ids: &[u64]) -> Step<()> {
-    evict_by(ids, &Permits::until(u64::MAX))
+    evict_by(ids, &Permits::until(u64::MAX), &|| false)
 }
 
-fn evict_by(ids: &[u64], permits: &Permits) -> Step<()> {
+fn evict_by(ids: &[u64], permits: &Permits, given_up: &dyn Fn() -> bool) -> Step<()> {
     capture::relaxed(|| {
         let digests = tuning::reuses().then(|| digest::begin(ids));
-        copy_out(ids, digests, permits)
+        copy_out(ids, digests, permits, given_up)
     })
 }
