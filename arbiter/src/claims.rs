@@ -32,8 +32,8 @@ use crate::peer;
 
 /// How long an answer is good for a registration; also how often others are looked for at most.
 const FRESH_NS: u64 = 1_000_000_000;
-/// TIMEOUT: how long one of the same user who has a name may take to say all that it says beside its
-/// process number; a running one takes microseconds, one that is stopped says nothing.
+/// TIMEOUT: how long one of the same user who has a name may take to say all that it says beside
+/// its process number; a running one takes microseconds, one that is stopped says nothing.
 const ANSWER: Duration = Duration::from_millis(500);
 /// How long a name that is taken is asked about.
 const PATIENCE: Patience = Patience {
@@ -337,7 +337,7 @@ impl Office {
     }
 }
 
-/// Other users that are told of.
+/// Other users that are named.
 const MOST_USERS: usize = 16;
 /// Names of theirs that are looked at, for some microseconds each: one user may make any number.
 const MOST_NAMES: usize = 512;

@@ -55,8 +55,8 @@ pub struct Over(AtomicBool);
 impl Over {
     /// Whether it does.
     pub fn is_so(&self) -> bool {
-        // SYNC(over): pairs with the store in `Renewal::end`, which the lock of the directory orders
-        // against what is made here.
+        // SYNC(over): pairs with the store in `Renewal::end`, which the lock of the directory
+        // orders against what is made here.
         self.0.load(Ordering::SeqCst)
     }
 }

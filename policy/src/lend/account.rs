@@ -316,8 +316,8 @@ pub(super) fn account(
     for of in accounts.iter_mut() {
         of.watch_service(now_ns, dt, of.terms.share / shares, constants);
         let mine = usize::from(uses(of));
-        let alone = of.look.present && !of.look.at_gate && using == mine;
-        of.watch_solo(dt, alone, constants);
+        let undisturbed = of.look.present && !of.look.at_gate && using == mine;
+        of.watch_solo(dt, undisturbed, constants);
     }
 }
 
