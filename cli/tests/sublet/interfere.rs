@@ -24,7 +24,7 @@ fn a_dry_run_prints_the_time_and_every_run_and_does_nothing() {
     let mut runs: Vec<&str> = lines.collect();
     runs.sort_unstable();
     let all = ["a #1", "a+a #1", "a+b #1", "b #1", "b+b #1"];
-    assert_eq!(runs, all.map(|run| format!("slices {run}")));
+    assert_eq!(runs, all.map(|run| format!("exclusive {run}")));
     assert!(run(&["--repeat", "3"]).starts_with("2 solo + 3 pairs x 3 x 1 s = 15 s\n"));
     assert_ne!(run(&["--seed", "9"]), first);
     assert!(!fixture.at("out").exists());
