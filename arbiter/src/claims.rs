@@ -35,11 +35,11 @@ const FRESH_NS: u64 = 1_000_000_000;
 /// TIMEOUT: how long one of the same user who has a name may take to say all that it says beside
 /// its process number; a running one takes microseconds, one that is stopped says nothing.
 const ANSWER: Duration = Duration::from_millis(500);
-/// How long a name that is taken is asked about.
-const PATIENCE: Patience = Patience {
-    ending: Duration::from_secs(1),
-    giving_up: Duration::from_millis(100),
-};
+/// TIMEOUT: how long the arbiter before this one in the same directory may take to end once it has
+/// given up the directory's lock.
+const ENDING: Duration = Duration::from_secs(1);
+/// TIMEOUT: how long another arbiter may take to give up a device whose last job has just ended.
+const GIVING_UP: Duration = Duration::from_millis(100);
 /// Questions at a time.
 const MOST: usize = 4;
 const PREFIX: &str = "sublet-arbiter";
@@ -239,10 +239,9 @@ impl Claims {
 /// How long somebody who has a name is waited for.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
-    /// TIMEOUT: the arbiter before this one in the same directory, to end once it has given up the
-    /// directory's lock.
+    /// [`ENDING`]
     ending: Duration,
-    /// TIMEOUT: another arbiter, to give up a device whose last job has just ended.
+    /// [`GIVING_UP`]
     giving_up: Duration,
 }
 
@@ -260,7 +259,10 @@ impl Office {
             dir: dir.to_owned(),
             uid,
             held: Held::default(),
-            patience: PATIENCE,
+            patience: Patience {
+                ending: ENDING,
+                giving_up: GIVING_UP,
+            },
         }
     }
 

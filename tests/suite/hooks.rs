@@ -592,7 +592,8 @@ fn parts(symbol: Symbol) -> u8 {
             let capture = match traits.capture {
                 Capture::None => 0,
                 Capture::Begins => 3,
-                Capture::Ends => 1,
+                // What was freed beside it may be looked after.
+                Capture::Ends => 2,
             };
             let ends = match traits.tracks {
                 // The stream's marks, and its pools' blocks.
