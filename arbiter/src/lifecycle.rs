@@ -195,7 +195,9 @@ impl Arbiter {
         let Some(tenant) = self.ledger.remove(id) else {
             return;
         };
+        // At once: another arbiter may wait for the device, and not for long.
         self.claims.note_change();
+        self.settle_claims(now_ns);
         let fields = status.as_ref().map_or(Vec::new(), |status| {
             vec![
                 ("device_time_ns", Value::from(status.device_time_ns)),

@@ -461,6 +461,7 @@ impl Arbiter {
             Ok(registered) => self.unsaved.add(number, registered, now_ns),
             Err(error) => {
                 self.claims.note_change();
+                self.settle_claims(now_ns);
                 self.turns.reply(number, Err(error));
             }
         }
