@@ -105,7 +105,7 @@ impl Arbiter {
     }
 
     /// Whether the devices of a job go by the same clock as this arbiter: a simulated one may be
-    /// slower than the one that it stands for, a real one cannot.
+    /// slower than the device it stands for, a real one cannot.
     ///
     /// # Errors
     /// They do not.

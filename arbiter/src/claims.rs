@@ -32,8 +32,8 @@ use crate::peer;
 
 /// How long an answer is good for a registration; also how often others are looked for at most.
 const FRESH_NS: u64 = 1_000_000_000;
-/// TIMEOUT: how long one of the same user who has a name may take to say all that it says beside
-/// its process number; a running one takes microseconds, one that is stopped says nothing.
+/// TIMEOUT: how long an arbiter of the same user may take to tell its directory. A running arbiter
+/// takes microseconds; a stopped one never answers.
 const ANSWER: Duration = Duration::from_millis(500);
 /// TIMEOUT: how long the arbiter before this one in the same directory may take to end once it has
 /// given up the directory's lock.
@@ -119,7 +119,7 @@ pub struct Claims {
     asked: BTreeSet<Claimed>,
     /// With the time of the look.
     known: BTreeMap<Claimed, (Standing, u64)>,
-    /// What is needed is to be compared with what is held.
+    /// The claims have to be compared with what the jobs need.
     due: bool,
 }
 
@@ -205,8 +205,8 @@ impl Claims {
         self.due = true;
     }
 
-    /// Whether what is needed is to be compared with what is held ([`settle`](Self::settle)):
-    /// something has changed, or another arbiter that has a device may have given it up.
+    /// Whether to compare the claims with what the jobs need ([`settle`](Self::settle)): something
+    /// has changed, or another arbiter may have given a device up.
     pub fn is_due(&self, now_ns: u64) -> bool {
         let stale = |(standing, at): &(Standing, u64)| {
             standing.taken.is_some() && now_ns.saturating_sub(*at) >= FRESH_NS

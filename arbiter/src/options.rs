@@ -116,7 +116,8 @@ const LEAD_NS: u64 = 80_000;
 /// half of 701 hand-overs on an H200 with driver 580 (`docs/results/h200`), by its own clock, and
 /// never less.
 const TURN_NS: u64 = 140_000;
-/// The same of the simulated one that does not say (`switch_us` in `docs/reference/simgpu.md`).
+/// The same of a simulated device whose library does not say (`switch_us` in
+/// `docs/reference/simgpu.md`).
 const SIMULATED_TURN_NS: u64 = 20_000;
 
 /// What a device takes for a turn.

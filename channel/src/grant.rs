@@ -35,8 +35,8 @@ pub struct Grant {
 pub struct Window {
     /// In microseconds; 0 for no bound.
     pub us: u32,
-    /// What is over before the grant is may be queued as well, up to so many microseconds; 0:
-    /// others are on the device meanwhile, see [`beside`](Self::beside).
+    /// Work that ends before the grant does may be queued as well, up to so many microseconds. 0:
+    /// other jobs use the device at the same time, see [`beside`](Self::beside).
     pub most_us: u32,
 }
 
@@ -46,8 +46,8 @@ impl Window {
         Self { us, most_us: us }
     }
 
-    /// One for a device that runs work of others at the same time: it counts what the job's own
-    /// work takes of the device, and not for how long the others' keep it waiting there.
+    /// A bound for a device that other jobs use at the same time. It counts device time of the
+    /// job's own work, and not the time for which others' work keeps that waiting.
     pub fn beside(us: u32) -> Self {
         Self { us, most_us: 0 }
     }

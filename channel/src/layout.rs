@@ -57,8 +57,8 @@ pub struct Header {
     /// Of an [`ArbiterHalf`]: how often bells of the client were answered, never 0; 0: nobody
     /// counts. Since 2.3.
     pub(crate) bells: AtomicU32,
-    /// Of an [`ArbiterHalf`]: what the host's time is divided by, where a simulated device is
-    /// slower than the one that it stands for; 0: by nothing. Since 2.4.
+    /// Of an [`ArbiterHalf`]: the divisor of the host's time, where a simulated device runs slower
+    /// than the device it stands for; 0: 1. Since 2.4.
     pub(crate) dilation: AtomicU32,
     pub(crate) reserved: [u64; 4],
 }

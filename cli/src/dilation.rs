@@ -32,8 +32,8 @@ pub fn asked() -> anyhow::Result<u32> {
     }
 }
 
-/// That a driver does what was asked for: `has` is what a simulated one multiplies times by, `None`
-/// a real one.
+/// Checks that a driver goes by the factor that was asked for. `has`: the factor of a simulated
+/// driver; `None`: a real one.
 ///
 /// # Errors
 /// It does not.

@@ -84,7 +84,7 @@ pub(crate) fn before_context(meaning: Context, args: &[usize], at: usize) {
 /// A call that may end a context, until dropped: no other call of ours is in one.
 #[derive(Debug)]
 pub(crate) struct Ending {
-    // Before the one that it is inside of.
+    // Dropped in this order: leaving is a part of going.
     _leaving: Option<residency::Leaving>,
     _going: residency::Going,
     _withdrawn: registration::Withdrawn,

@@ -32,7 +32,7 @@ def crc(data):
 def parse(data):
     """What is in a whole file."""
     if data[:8] != b"sublet\x1aR":
-        raise ValueError("this is no recording")
+        raise ValueError("not a sublet recording")
     version, length, checksum, _ = struct.unpack_from("<IIII", data, 8)
     if version != VERSION:
         raise ValueError(f"this recording has version {version}, {VERSION} is read here")
@@ -199,7 +199,7 @@ def derived(recording, how):
 
 
 def loop_begin(recording):
-    """The order of the first step: what is before it is made once."""
+    """The order of the first step: calls before it are made once."""
     return min(one.order for one in recording.records if one.kind == STEP)
 
 

@@ -16,8 +16,8 @@
 //!
 //! *Pauses.* A tenant that for a tenth of a second neither submits nor waits at its gate nor has
 //! work on the device pauses by itself: it loads data, saves, evaluates. No mode has a part in
-//! that, so its paces are those of the rest of the period, and one that pauses for most of it tells
-//! nothing.
+//! that, so its paces are those of the rest of the period. A tenant that pauses for most of a
+//! period is not judged by it.
 //!
 //! *Hysteresis.* Slices run for a second before anything is tried, the first second of a trial is
 //! not judged (what slices left behind passes, hosts come out of step), the rest is judged every
@@ -306,7 +306,7 @@ impl Auto {
                 worst = Some(kept);
             }
         }
-        // Nobody is beside one that is alone.
+        // With one tenant left there is nothing to compare.
         if judged < 2 {
             return;
         }
@@ -492,7 +492,7 @@ mod tests {
         println!("now: {} changes, {}", world.changes, world.auto.reason());
         assert_eq!(world.changes, 1, "{}", world.auto.reason());
         assert!(world.auto.reason().starts_with("concurrent: "));
-        // What is learnt in slices is not of its pauses either.
+        // Paces learnt in slices leave pauses out as well.
         let mut world = World::new(&BOTH);
         for _ in 0..20 {
             world.run(400 * MS, &[0.6, 0.6], &[0.95, 0.9], true);

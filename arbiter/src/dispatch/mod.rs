@@ -80,7 +80,7 @@ pub use violation::Violation;
 use windows::Windows;
 
 /// A tenant that has not wanted the device for so long is not at work. TIMEOUT: longer than a job
-/// pauses to save or to evaluate, which is no change of who is at work.
+/// pauses to save or to evaluate: it is at work all the same.
 const AT_WORK_NS: u64 = 10_000_000_000;
 /// How long after a planned turn it is confirmed: the threads that turn by the clock have the
 /// cores to themselves first.

@@ -89,7 +89,7 @@ pub(crate) struct Weight {
     pub(crate) may_wait: bool,
 }
 
-/// What is to be known of a submission once it is made.
+/// Properties of a submission that matter after the driver call.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct After {
     solo: Option<SoloSample>,

@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(looked(), LEAVING);
         left();
         assert_eq!(looked(), NEVER);
-        // One that says nothing any more.
+        // By a thread that has ended.
         std::thread::spawn(withdraw).join().expect("it ends");
         let begun_ns = now_ns();
         while looked() == LEAVING {

@@ -315,19 +315,20 @@ impl Drop for Counted {
     }
 }
 
+/// Calls `part` with a deeper stack.
+#[cfg(test)]
+#[inline(never)]
+pub(crate) fn deeper<T>(part: impl FnOnce() -> T) -> T {
+    let space = std::hint::black_box([0u8; 4096]);
+    let result = part();
+    std::hint::black_box(space);
+    result
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ground::thread::thread;
-
-    /// Calls `part` with a deeper stack.
-    #[inline(never)]
-    fn deeper<T>(part: impl FnOnce() -> T) -> T {
-        let space = std::hint::black_box([0u8; 4096]);
-        let result = part();
-        std::hint::black_box(space);
-        result
-    }
 
     #[test]
     fn a_thread_that_jumps_out_of_a_call_of_ours_is_governed_at_its_next_one() {

@@ -27,7 +27,8 @@ static TRIMS: AtomicU64 = AtomicU64::new(1);
 /// memory was taken with them; 0: there are none, or it was not.
 static TAKEN_AT: AtomicU64 = AtomicU64::new(0);
 /// Executable graphs that may wait for the host, or for others: each in one of [`PROBES`] places,
-/// by its handle. Launches look here, without a lock. Of one that finds no place nobody knows it.
+/// by its handle. Launches look here, without a lock. Graphs that find no place count as graphs
+/// that do not wait.
 static WAITING: [AtomicUsize; 1024] = [const { AtomicUsize::new(0) }; 1024];
 /// Whether there ever was one.
 static WAITS: AtomicBool = AtomicBool::new(false);

@@ -243,16 +243,19 @@ fn stand(attached: &Attached) {
 fn carry_out(attached: &'static Attached, device: usize, order: &Order) {
     let number = order.number;
     say(attached, device, number, OrderState::Working, Reason::None);
-    // A call that gives back what is away is waited for.
+    let not_drained = || {
+        say(
+            attached,
+            device,
+            number,
+            OrderState::Refused,
+            Reason::NotDrained,
+        );
+    };
+    // Calls that give back memory which is away end first.
     if !gate::quiesce::nobody_inside(order.deadline_mono_ns) {
         if !process::exiting() {
-            say(
-                attached,
-                device,
-                number,
-                OrderState::Refused,
-                Reason::NotDrained,
-            );
+            not_drained();
         }
         return;
     }
@@ -275,13 +278,7 @@ fn carry_out(attached: &'static Attached, device: usize, order: &Order) {
         held = endings::hold_off();
         let over = replaced() || now_ns() > order.deadline_mono_ns || process::exiting();
         if held.is_none() && over {
-            say(
-                attached,
-                device,
-                number,
-                OrderState::Refused,
-                Reason::NotDrained,
-            );
+            not_drained();
             return;
         }
     }

@@ -37,7 +37,7 @@ pub(super) fn held_off<T>(calls: impl FnOnce() -> T) -> Option<T> {
     let recording = thread.counts.begin(Of::Number(&RECORDING), here());
     fence(Ordering::SeqCst);
     let made = (!capture::any()).then(calls);
-    // SYNC(recording): what was called is over before a capture may begin.
+    // SYNC(recording): the calls end before a capture may begin.
     fence(Ordering::SeqCst);
     drop(recording);
     let _ = futex::wake(&RECORDING, futex::Flags::PRIVATE, i32::MAX as u32);

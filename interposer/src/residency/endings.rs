@@ -311,7 +311,7 @@ mod tests {
     use std::sync::{Mutex, MutexGuard, PoisonError};
 
     use super::*;
-    use crate::ground::stretch::here;
+    use crate::ground::stretch::{deeper, here};
 
     /// One test at a time: the threads that end a context are the process's.
     fn one_at_a_time() -> MutexGuard<'static, ()> {
@@ -321,15 +321,6 @@ mod tests {
 
     fn of(count: &AtomicU32) -> u32 {
         count.load(Ordering::SeqCst)
-    }
-
-    /// Calls `part` with a deeper stack.
-    #[inline(never)]
-    fn deeper<T>(part: impl FnOnce() -> T) -> T {
-        let space = std::hint::black_box([0u8; 4096]);
-        let result = part();
-        std::hint::black_box(space);
-        result
     }
 
     /// The end of a context that the thread leaves without returning.
@@ -355,7 +346,7 @@ mod tests {
         give_back(here());
         assert!(try_hold_off().is_some() && !goes(7));
         assert_eq!((of(&LEAVING), of(&GOING_COUNT)), (0, 0));
-        // One that was given back does not end again, nor another one.
+        // After it was given back its guard ends nothing, its own or another's.
         let left = Going::begin(9, here());
         let leaving = Leaving::begin(&left);
         thread().ends.set(1);

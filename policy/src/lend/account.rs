@@ -336,8 +336,7 @@ fn charge(
     // Paid out over the time of a mean, so that a long kernel, which is seen when it ends, weighs
     // nothing in the end.
     if working > 1 {
-        // A page may say that the work of years has passed, and one that stalls for minutes cost
-        // the others no turns.
+        // A page may claim the work of years, and a stall of minutes costs no turns.
         let bound = constants.lost_ns as f64 + means.believed_ns;
         means.lost_ns = (means.lost_ns + dt - passed).clamp(-bound, bound);
     }

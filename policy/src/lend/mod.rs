@@ -105,7 +105,7 @@ impl Lend {
         }
     }
 
-    /// A job comes, or its terms change. Its balances stay. Terms that make no sense are bounded,
+    /// A job comes, or its terms change. Its balances stay. Terms out of their range are bounded,
     /// see [`LendTerms`].
     pub fn set_terms(&mut self, tenant: TenantId, terms: LendTerms) {
         let terms = terms.bounded();

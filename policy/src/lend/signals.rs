@@ -82,13 +82,13 @@ const LEAST_PART: f64 = 1e-6;
 /// What a job is promised on this device.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LendTerms {
-    /// Its share; only the relation to others counts. Above 0, and at most [`MOST_SHARE`]; what is
-    /// not counts as the nearest share that is, and what is no number as the least.
+    /// Its share; only the relation to others counts. Above 0, and at most [`MOST_SHARE`]: others
+    /// count as the nearest valid share, and NaN as the least.
     pub share: f64,
     /// Opportunistic jobs get what guaranteed ones leave.
     pub class: Class,
     /// Part of the device's time that it may use at most, in (0, 1]; `None`: as much as is there.
-    /// More than 1 counts as 1; 0 or less, and what is no number, as a millionth.
+    /// More than 1 counts as 1; 0, less and NaN count as a millionth.
     pub share_max: Option<f64>,
     /// Its requests go first, inside its share.
     pub latency: bool,
@@ -106,7 +106,7 @@ impl Default for LendTerms {
 }
 
 impl LendTerms {
-    /// The same with what makes no sense put right.
+    /// The same within the valid ranges.
     #[must_use]
     pub(super) fn bounded(self) -> Self {
         let within = |value: f64, least: f64, most: f64| {

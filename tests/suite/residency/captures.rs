@@ -84,7 +84,7 @@ fn a_quota_that_is_full_of_memory_freed_beside_a_capture_has_space_again_after_i
         let id = host.take(&whole);
         host.says("capture", "0");
         host.says(&format!("free {id}"), "0");
-        // The thread is the one that is to end the capture.
+        // The same thread has to end the capture.
         assert_eq!(host.run.ask(&whole), "2 -1");
         host.says("captured", "0");
         let id = host.take(&whole);

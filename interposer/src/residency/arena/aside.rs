@@ -24,7 +24,7 @@ use crate::metering::Meter;
 use crate::residency::{beginnings, quiesce, tuning};
 
 /// TIMEOUT: how long an allocation that would be refused waits for the end of captures beside which
-/// memory was freed. The thread may be the one that is to end them.
+/// memory was freed. The same thread may have to end them.
 const CAPTURES_NS: u64 = 1_000_000_000;
 /// Time between two looks at an event.
 const LOOK: Duration = Duration::from_micros(10);
