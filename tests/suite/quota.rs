@@ -428,7 +428,7 @@ fn the_memory_of_a_killed_process_is_free_again() {
 fn the_next_process_of_a_job_has_the_memory_of_the_one_before_it() {
     let sandbox = Sandbox::new();
     let _arbiter = sandbox.arbiter();
-    let programs = [("exec", 40), ("children", 40), ("parent", 60)];
+    let programs = [("exec", 40), ("children", 40), ("parent", 200)];
     let refused = programs.map(|(how, count)| {
         let mut command = sandbox.job(&["--mem", "1GiB"], programs::program("successor"));
         let outcome = ProgramRun::start(command.args([how, &count.to_string()])).finish();

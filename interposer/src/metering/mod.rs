@@ -168,8 +168,15 @@ impl Meter {
         first: OverLimit,
         once: impl Fn() -> Result<T, OverLimit>,
     ) -> Result<T, OverLimit> {
+        // What others held when this was refused may be free by now without a question: the arbiter
+        // hears of the end of a process as soon as its parent does.
+        let held = first.used_bytes > self.account.own_bytes(self.device);
         let mut outcome = Err(first);
-        if self.others_hold() && self.attached.credit_the_dead() {
+        let free = match self.others_hold() {
+            true => self.attached.credit_the_dead(),
+            false => held,
+        };
+        if free {
             outcome = once();
         }
         for effort in pool::Effort::ALL {
