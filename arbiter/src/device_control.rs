@@ -112,7 +112,7 @@ impl Arbiter {
             let result = self.take_over(rules, why);
             if let Why::Asked(number) = why {
                 let reply = result.map(|reloaded| Reply::Reloaded(reloaded.unwrap_or_default()));
-                self.turns.reply(number, reply);
+                self.reply(number, reply);
             } else if let Err(error) = result {
                 tracing::error!("{error}");
             }

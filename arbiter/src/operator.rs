@@ -131,6 +131,12 @@ impl Arbiter {
                 return;
             }
         };
+        self.reply(number, result);
+    }
+
+    /// Answers a request. What it has changed holds by then: gates that it closes are closed.
+    pub(crate) fn reply(&mut self, number: u64, result: Result<Reply, ControlError>) {
+        self.step_dirty_schedulers();
         self.turns.reply(number, result);
     }
 

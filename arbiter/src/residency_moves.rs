@@ -122,7 +122,7 @@ impl Arbiter {
             jobs,
             ..Moved::default()
         });
-        self.turns.reply(number, Ok(reply));
+        self.reply(number, Ok(reply));
         Ok(())
     }
 
@@ -267,7 +267,7 @@ impl Arbiter {
             jobs: request.into_answer(),
         });
         self.persistence.mark_old();
-        self.turns.reply(number, Ok(reply));
+        self.reply(number, Ok(reply));
     }
 }
 

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use channel::arbiter::ClientPages;
 use channel::wire::{DeviceId, Hello, PROTOCOL_MAJOR, PROTOCOL_MINOR};
 use control::paths::RuntimeDir;
-use control::{DeviceSettings, JobSettings, JobSpec, SliceMode};
+use control::{Change, DeviceSettings, JobSettings, JobSpec, Request, SliceMode};
 use policy::TenantId;
 
 use crate::attach::Verdict;
@@ -22,6 +22,7 @@ use crate::options::{DeviceRule, Options};
 use crate::reactor::Event;
 use crate::serve::Arbiter;
 use crate::state::State;
+use crate::turns::Ask;
 use crate::who::Peer;
 
 const MS: u64 = 1_000_000;
@@ -591,4 +592,26 @@ fn a_process_has_a_place_where_those_that_took_them_all_have_ended_unheard() {
         first.slot, next.slot
     );
     assert_eq!((first.slot, next.slot), (most - 1, most - 1));
+}
+
+#[test]
+fn an_answer_comes_when_the_gates_that_it_closes_are_closed() {
+    let mut world = World::new();
+    let (_, token) = world.register("job", 0.5);
+    let end = world.attach(&token, None);
+    world.run(100 * MS, &[&end]);
+    assert!(end.is_open());
+    // Who asks may act on the answer before the arbiter gets to anything else.
+    world.arbiter.answer(Ask {
+        number: 1,
+        peer: Peer::here(own_pid(), rustix::process::getuid().as_raw()),
+        request: Request::Set {
+            job: "job".into(),
+            change: Change {
+                paused: Some(true),
+                ..Change::default()
+            },
+        },
+    });
+    assert!(!end.is_open());
 }
