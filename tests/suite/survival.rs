@@ -301,7 +301,9 @@ fn a_directory_that_is_removed_with_its_parent_is_made_again_by_its_arbiter() {
     sandbox.set("SUBLET_RUNTIME_DIR", parent.join("sublet"));
     let memory = programs::program("memory");
     let mut run = ProgramRun::start(&mut sandbox.job(&["--name", "nohup"], &memory));
-    let arbiter = wait_until("the arbiter is there", || arbiters_pid(&sandbox));
+    // An arbiter answers before it has the job, and who finds none then starts another one.
+    wait_until("the arbiter has the job", || sandbox.job_status("nohup"));
+    let arbiter = arbiters_pid(&sandbox).expect("it serves a job");
     let mut pids = vec![arbiter];
     for _ in 0..2 {
         remove(&parent);
