@@ -263,6 +263,7 @@ impl Options {
             mode: match settings.mode.unwrap_or_default() {
                 SliceMode::Concurrent => Mode::Concurrent,
                 SliceMode::Auto => Mode::Auto,
+                SliceMode::Lend => Mode::Lend,
                 // A mode that is not known was refused when it was said.
                 SliceMode::Exclusive | SliceMode::Unknown => Mode::Exclusive,
             },

@@ -313,7 +313,7 @@ pub fn check(settings: &DeviceSettings) -> Result<(), ControlError> {
     if settings.mode == Some(SliceMode::Unknown) {
         return invalid(
             "the mode is not known to this arbiter".into(),
-            "write exclusive, concurrent or auto",
+            "write exclusive, concurrent, auto or lend",
         );
     }
     if let Some(policy) = &settings.policy {
@@ -365,6 +365,7 @@ mod tests {
     use control::paths::RuntimeDir;
 
     use super::*;
+    use crate::dispatch::Mode;
     use crate::options::{ResidencyRule, Sections};
 
     #[test]
@@ -399,7 +400,7 @@ mod tests {
                     mode: Some(SliceMode::Unknown),
                     ..DeviceSettings::default()
                 },
-                ["mode", "concurrent"],
+                ["mode", "concurrent, auto or lend"],
             ),
         ] {
             let error = check(&settings).expect_err("refused").to_string();
@@ -408,6 +409,25 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn a_device_lends_where_its_mode_says_so() {
+        let mode = |mode| DeviceSettings {
+            mode,
+            ..DeviceSettings::default()
+        };
+        let lend = mode(Some(SliceMode::Lend));
+        check(&lend).expect("taken");
+        let dir = RuntimeDir::given("/nowhere".into()).expect("absolute");
+        let mut rulebook = Rulebook::start(Options::new(dir)).expect("a thread");
+        rulebook.set_by_hand(UUID, &lend);
+        let settings = rulebook.settings(&devices(), 0);
+        assert_eq!(settings.mode, Some(SliceMode::Lend));
+        let run = |settings: &DeviceSettings| rulebook.options().setup(settings, 1 << 30, 0).mode;
+        assert_eq!(run(&settings), Mode::Lend);
+        assert_eq!(run(&mode(None)), Mode::Exclusive, "the default");
+    }
+
     const UUID: [u8; 16] = [7; 16];
 
     fn devices() -> Devices {

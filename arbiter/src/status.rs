@@ -121,10 +121,10 @@ impl Arbiter {
                 reserved_bytes: self.ledger.reserved_bytes(index),
                 simulated: device.simulated,
                 mode: settings.mode.unwrap_or_default(),
-                running: if at_once {
-                    SliceMode::Concurrent
-                } else {
-                    SliceMode::Exclusive
+                running: match (at_once, settings.mode) {
+                    (false, _) => SliceMode::Exclusive,
+                    (true, Some(SliceMode::Lend)) => SliceMode::Lend,
+                    (true, _) => SliceMode::Concurrent,
                 },
                 running_reason: reason.to_owned(),
                 policy: settings

@@ -1084,7 +1084,7 @@ mod tests {
             ),
             (
                 &["device", "set", "0", "--mode", "shared"],
-                &["`shared`", "auto"],
+                &["`shared`", "auto", "lend"],
             ),
             (&["device", "set", "0", "--policy", "a b"], &["`a b`"]),
             (

@@ -12,7 +12,9 @@ crate::settings! {
     pub struct DeviceSettings {
         /// exclusive: one job at a time, in slices; concurrent: all at once, only memory is
         /// limited; auto: all at once while that serves every guaranteed job as well as slices
-        /// would, else slices.
+        /// would, else slices; lend (experimental): all at once, but a job that is ahead of its
+        /// share waits while the device holds up one that is behind, and slices where that cannot
+        /// be done.
         mode: Word<SliceMode>, unset "`exclusive`", live;
         /// Who runs next: the name of a slice policy, with its parameters where they differ from
         /// their defaults.

@@ -103,7 +103,7 @@ words! {
     FailMode: "open|freeze|closed", such as "\"freeze\"";
     OnRefusal: "open|closed", such as "\"closed\"";
     Overflow: "host|fail", such as "\"host\"";
-    SliceMode: "exclusive|concurrent|auto", such as "\"auto\"";
+    SliceMode: "exclusive|concurrent|auto|lend", such as "\"auto\"";
     Misbehaviour: "report|demote|kill", such as "\"report\"";
 }
 

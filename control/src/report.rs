@@ -303,7 +303,8 @@ pub struct DeviceStatus {
     pub simulated: bool,
     /// As configured.
     pub mode: SliceMode,
-    /// How it runs now: exclusive or concurrent; with the mode auto either, at times.
+    /// How it runs now: exclusive, concurrent or lend. In the mode auto it is exclusive or
+    /// concurrent, in the mode lend exclusive or lend.
     pub running: SliceMode,
     /// Why it runs so, where the mode leaves a choice; empty otherwise.
     pub running_reason: String,

@@ -137,16 +137,19 @@ pub enum SliceMode {
     Concurrent,
     /// The arbiter decides between the two.
     Auto,
+    /// All at once; a job that is ahead of its share waits while it holds up one that is behind.
+    Lend,
     /// A mode of a newer arbiter.
     #[serde(other)]
     Unknown,
 }
 
 closed_set! {
-    SliceMode, "exclusive, concurrent or auto":
+    SliceMode, "exclusive, concurrent, auto or lend":
     Exclusive = "exclusive",
     Concurrent = "concurrent",
     Auto = "auto",
+    Lend = "lend",
     ; else Unknown = "unknown",
 }
 
@@ -342,6 +345,14 @@ mod tests {
             Overflow,
             SliceMode
         );
+        assert_eq!("lend".parse(), Ok(SliceMode::Lend));
+        let lend = serde_json::to_string(&SliceMode::Lend).unwrap();
+        assert_eq!(lend, "\"lend\"");
+        assert_eq!(
+            serde_json::from_str::<SliceMode>(&lend).unwrap(),
+            SliceMode::Lend
+        );
+        assert_eq!(SliceMode::default(), SliceMode::Exclusive);
         assert_eq!(SliceMode::Unknown.to_string(), "unknown");
         assert!("unknown".parse::<SliceMode>().is_err());
         let error = "besteffort".parse::<Class>().unwrap_err().to_string();

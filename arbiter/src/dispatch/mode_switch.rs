@@ -36,14 +36,14 @@ impl ModeSwitch {
     pub fn at_once(&self) -> bool {
         match self.mode {
             Mode::Exclusive => false,
-            Mode::Concurrent => true,
+            Mode::Concurrent | Mode::Lend => true,
             Mode::Auto => self.auto.running() == Running::AtOnce,
         }
     }
 
     /// Whether there are, or may be, slices.
     pub fn has_slices(&self) -> bool {
-        self.mode != Mode::Concurrent
+        !matches!(self.mode, Mode::Concurrent | Mode::Lend)
     }
 
     /// Whether the choice is the arbiter's.

@@ -54,6 +54,9 @@ pub enum Mode {
     Concurrent,
     /// All at once while that serves every guaranteed tenant as well as slices do, else slices.
     Auto,
+    /// Every gate is open, and closes only to a tenant that is ahead of its share while another one
+    /// that is behind is held up by the device; slices where that cannot be done.
+    Lend,
 }
 
 /// What becomes of a tenant that harms the others.

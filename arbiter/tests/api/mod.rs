@@ -6,7 +6,7 @@ mod clients;
 mod followers;
 mod tcp;
 
-use control::{Acquire, Client};
+use control::{Acquire, Client, SliceMode};
 use serde_json::{Value, json};
 use testbed::http::{Answer, Http};
 
@@ -221,10 +221,15 @@ fn what_the_client_hears_is_what_is_said_over_http() {
     assert_eq!(job.name, get(&daemon, "/v1/jobs/a")["name"]);
     let uuid = operator.status().expect("status").devices[0].uuid.clone();
     let path = format!("/v1/devices/{uuid}");
-    let changed = connect(&daemon).ask("PATCH", &path, Some(r#"{"mode": "concurrent"}"#));
-    assert_eq!(changed.expect("answered").status, 200);
-    let mode = operator.status().expect("status").devices[0].mode;
-    assert_eq!(mode, control::SliceMode::Concurrent);
+    for mode in [SliceMode::Concurrent, SliceMode::Lend] {
+        let body = format!(r#"{{"mode": "{mode}"}}"#);
+        let changed = connect(&daemon).ask("PATCH", &path, Some(&body));
+        assert_eq!(changed.expect("answered").status, 200);
+        let device = &operator.status().expect("status").devices[0];
+        assert_eq!((device.mode, device.running), (mode, mode));
+        assert_eq!(device.running_reason, "");
+        assert_eq!(get(&daemon, "/v1/devices")[0]["mode"], mode.as_str());
+    }
     let kinds: Vec<String> = operator
         .events(0, 0)
         .expect("events")

@@ -615,7 +615,7 @@ mod tests {
             ("quantum = 5", &["`5`", "0.5ms to 1s"][..]),
             ("quantum = \"5s\"", &["`5s`", "0.5ms to 1s"]),
             ("early_wake = \"no\"", &["neither true nor false"]),
-            ("mode = \"shared\"", &["`shared`", "concurrent"]),
+            ("mode = \"shared\"", &["`shared`", "concurrent", "lend"]),
             (
                 "quantum = \"5ms\"\nquantum_min = \"6ms\"",
                 &["`\"6ms\"`", "quantum"],
@@ -722,6 +722,17 @@ mod tests {
         let config = parse("[[device]]\ndevice = \"*\"\nmode = \"concurrent\"\n", "f").unwrap();
         assert_eq!(config.devices[0].device, None);
         assert_eq!(config.devices[0].settings.mode, Some(SliceMode::Concurrent));
+    }
+
+    #[test]
+    fn a_device_may_lend() {
+        let config = parse("[[device]]\ndevice = 0\nmode = \"lend\"\n", "f").unwrap();
+        assert_eq!(config.devices[0].settings.mode, Some(SliceMode::Lend));
+        let error = wrong("[[device]]\ndevice = 0\nmode = \"lends\"\n");
+        assert!(
+            error.contains("`lends`") && error.contains("lend"),
+            "{error}"
+        );
     }
 
     #[test]
