@@ -25,7 +25,7 @@ pub enum Kind {
     Fit,
     /// Between two boundaries. `count`: iterations.
     Iterations,
-    /// The device changed to slices, or to all at once. `count`: 1 for all at once.
+    /// The device changed to slices, to all at once or to lending. `count`: 0, 1 or 2.
     Mode,
 }
 

@@ -341,12 +341,14 @@ fn device_line(device: &DeviceStatus) -> String {
         },
         short_bytes(device.total_bytes),
         device.mode.as_str(),
-        if device.mode == SliceMode::Auto {
-            format!(" ({})", device.running_reason)
-        } else if device.quantum_us > 0 && device.mode != SliceMode::Concurrent {
-            format!(" slices of {slices} ms")
-        } else {
-            String::new()
+        match device.mode {
+            SliceMode::Auto => format!(" ({})", device.running_reason),
+            // It has a reason for slices only.
+            SliceMode::Lend if !device.running_reason.is_empty() =>
+                format!(" ({})", device.running_reason),
+            SliceMode::Concurrent | SliceMode::Lend => String::new(),
+            _ if device.quantum_us > 0 => format!(" slices of {slices} ms"),
+            _ => String::new(),
         },
         device.busy_fraction * 100.0,
         device.holder.as_deref().unwrap_or("nobody"),
@@ -569,6 +571,24 @@ infer-with-a-name  starting  not periodic  0.00           0        -     -      
         assert!(text.ends_with(
             "\ninfer-with-a-name runs after all others: it floods the arbiter with requests\n"
         ));
+    }
+
+    #[test]
+    fn a_device_that_lends_says_so_and_why_it_does_not() {
+        let mut status = status();
+        let device = &mut status.devices[0];
+        (device.mode, device.running) = (SliceMode::Lend, SliceMode::Lend);
+        assert_eq!(
+            device_line(device),
+            "GPU 0: NVIDIA H200 (simulated), 141GiB, lend, busy 100%, held by train"
+        );
+        device.running = SliceMode::Exclusive;
+        device.running_reason = "slices: the jobs' memory does not fit at once".into();
+        assert_eq!(
+            device_line(device),
+            "GPU 0: NVIDIA H200 (simulated), 141GiB, lend (slices: the jobs' memory does not fit \
+             at once), busy 100%, held by train"
+        );
     }
 
     #[test]

@@ -41,7 +41,8 @@ pub enum SpanKind {
     Fit,
     /// From one boundary of its iterations to another. `count`: iterations.
     Iterations,
-    /// A moment at which the device began to run its jobs all at once (`count` 1) or in slices (0).
+    /// A moment at which the device began to run its jobs all at once (`count` 1), in slices (0) or
+    /// as the mode lend does (2).
     Mode,
     /// A kind of a newer arbiter.
     #[default]

@@ -7,6 +7,7 @@
 use std::fs;
 use std::path::Path;
 
+use control::SliceMode;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::layout::Rect;
@@ -102,6 +103,21 @@ fn the_help_has_no_changing_keys_where_nothing_is_changed() {
         press(&mut state, &model, "?");
         assert_eq!(state.mode, Mode::Help);
         is_as_written(name, &drawn(&model, &state, THEME, 80, 24));
+    }
+}
+
+#[test]
+fn a_device_that_lends_says_whether_it_has_slices() {
+    let mut model = sample::model();
+    for (running, shown) in [
+        (SliceMode::Lend, "  lend"),
+        (SliceMode::Exclusive, "  lend (slices)"),
+    ] {
+        let device = &mut model.devices[1].status;
+        (device.mode, device.running) = (SliceMode::Lend, running);
+        let text = plain::text(&drawn(&model, &state(&model), THEME, 200, 60));
+        let line = text.lines().find(|line| line.starts_with("GPU 1")).unwrap();
+        assert!(line.trim_end().ends_with(shown), "{line}");
     }
 }
 

@@ -279,10 +279,10 @@ impl Screen<'_> {
             );
             parts.push((text, self.colour(Color::Yellow)));
         }
-        let mode = if status.mode == SliceMode::Auto {
-            format!("auto ({})", status.running.as_str())
-        } else {
-            status.mode.as_str().to_owned()
+        let mode = match (status.mode, status.running) {
+            (SliceMode::Auto, running) => format!("auto ({})", running.as_str()),
+            (SliceMode::Lend, SliceMode::Exclusive) => "lend (slices)".to_owned(),
+            (mode, _) => mode.as_str().to_owned(),
         };
         parts.push((mode, plain));
         if !status.holders.is_empty() {

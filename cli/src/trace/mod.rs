@@ -409,6 +409,7 @@ impl Recorder {
             let at_ns = self.clock.of_arbiter(span.end_ns);
             let name = match span.count {
                 0 => "mode exclusive",
+                2 => "mode lend",
                 _ => "mode concurrent",
             };
             return self.on_device(at, |track| events::moment(track, name, at_ns, &[]));
@@ -790,6 +791,25 @@ mod tests {
         let device = &recorder.devices[0];
         assert_eq!((device.ring, device.seq, recorder.spans), (8, 0, 0));
         assert!(recorder.is_other);
+    }
+
+    #[test]
+    fn a_mode_that_begins_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut recorder = recorder(dir.path());
+        let at_ns = recorder.began_ns;
+        let modes = [0, 1, 2].map(|count| TimelineSpan {
+            kind: SpanKind::Mode,
+            count,
+            ..slice(at_ns, at_ns, 0)
+        });
+        let part = part(11, 11, modes.into(), at_ns + 20);
+        recorder.take(0, part).unwrap();
+        recorder.finish().unwrap();
+        let (_, events) = written(dir.path());
+        let names = events.iter().filter_map(|event| event["name"].as_str());
+        let modes: Vec<&str> = names.filter(|name| name.starts_with("mode ")).collect();
+        assert_eq!(modes, ["mode exclusive", "mode concurrent", "mode lend"]);
     }
 
     #[test]
