@@ -170,7 +170,7 @@ pub fn interfere(args: &Interfere) -> Result<(String, Result<u8>)> {
 fn mode_to_feed(plan: &Plan) -> anyhow::Result<plan::Mode> {
     feed::mode(plan).context(
         "--feed: no mode of the plan has an arbiter, and the hook's nodes have: write \
-         exclusive, concurrent or auto among its modes",
+         exclusive, concurrent, auto or lend among its modes",
     )
 }
 

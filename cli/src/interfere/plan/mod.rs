@@ -33,6 +33,8 @@ pub enum Mode {
     Concurrent,
     /// The arbiter decides between the two.
     Auto,
+    /// All of them at once; one that is ahead of its share waits while it holds up another.
+    Lend,
     /// The driver without sublet.
     Plain,
     /// The driver's Multi-Process Service, without sublet.
@@ -46,10 +48,11 @@ impl Mode {
         ("all-at-once", Mode::Concurrent),
     ];
 
-    const ALL: [Mode; 5] = [
+    const ALL: [Mode; 6] = [
         Mode::Exclusive,
         Mode::Concurrent,
         Mode::Auto,
+        Mode::Lend,
         Mode::Plain,
         Mode::Mps,
     ];
@@ -66,6 +69,7 @@ impl Mode {
             Self::Exclusive => "exclusive",
             Self::Concurrent => "concurrent",
             Self::Auto => "auto",
+            Self::Lend => "lend",
             Self::Plain => "plain",
             Self::Mps => "mps",
         }
@@ -77,6 +81,7 @@ impl Mode {
             Self::Exclusive => Some("exclusive"),
             Self::Concurrent => Some("concurrent"),
             Self::Auto => Some("auto"),
+            Self::Lend => Some("lend"),
             Self::Plain | Self::Mps => None,
         }
     }

@@ -54,6 +54,11 @@ fn a_plan_has_solo_runs_all_pairs_and_what_is_named() {
     let names = names_in_run(&plan, &plan.combinations[3]);
     assert_eq!(names, ["a", "b", "a-2"]);
 
+    let lends = "[experiment]\nmodes = [\"lend\", \"exclusive\"]\n";
+    let plan = read(&format!("{lends}{TWO}")).unwrap();
+    assert_eq!(plan.modes, [Mode::Lend, Mode::Exclusive]);
+    assert_eq!(plan.modes[0].of_device(), Some("lend"));
+
     // As plans said it before the modes had one word each.
     let former = "[experiment]\nmodes = [\"slices\", \"all-at-once\"]\n";
     let plan = read(&format!("{former}{TWO}")).unwrap();
