@@ -49,7 +49,9 @@ impl From<u32> for Following {
 #[cfg(loom)]
 impl Default for ClientHalf {
     fn default() -> Self {
-        use crate::layout::{JOURNAL_SLOTS, JournalSlot, MAX_DEVICES};
+        use crate::layout::{
+            HostSide, JOURNAL_SLOTS, JournalSlot, MAX_DEVICES, StreamWeights, Weights,
+        };
         Self {
             header: Default::default(),
             streams_used: Default::default(),
@@ -57,7 +59,7 @@ impl Default for ClientHalf {
             journal_head: Default::default(),
             resize_ready: Default::default(),
             resize_listens: Default::default(),
-            reserved1: 0,
+            weighs: Default::default(),
             staying: Default::default(),
             pin_wanted: Default::default(),
             credit_asked: Default::default(),
@@ -66,6 +68,12 @@ impl Default for ClientHalf {
             threads: std::array::from_fn::<_, THREAD_SLOTS, _>(|_| ThreadSlot::default()),
             streams: std::array::from_fn::<_, STREAM_SLOTS, _>(|_| StreamSlot::default()),
             journal: std::array::from_fn::<_, JOURNAL_SLOTS, _>(|_| JournalSlot::default()),
+            weights: Weights {
+                host: std::array::from_fn::<_, MAX_DEVICES, _>(|_| HostSide::default()),
+                streams: std::array::from_fn::<_, STREAM_SLOTS, _>(|_| StreamWeights {
+                    upto_ns: std::array::from_fn(|_| Default::default()),
+                }),
+            },
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::sync::{AtomicU32, AtomicU64, FutexWord};
 /// Incompatible changes of the layout.
 pub const LAYOUT_MAJOR: u32 = 2;
 /// Compatible additions to the layout (fields carved out of reserved bytes).
-pub const LAYOUT_MINOR: u32 = 4;
+pub const LAYOUT_MINOR: u32 = 5;
 
 /// Devices that one client can name.
 pub const MAX_DEVICES: usize = if cfg!(loom) { 1 } else { 16 };
@@ -38,6 +38,8 @@ pub const JOURNAL_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
 pub const SIGNATURE_RINGS: usize = if cfg!(loom) { 1 } else { 8 };
 /// Submissions of a thread that are remembered.
 pub const SIGNATURE_SLOTS: usize = if cfg!(loom) { 2 } else { 2048 };
+/// Marks of a stream of which it is remembered what was submitted up to them.
+pub const WEIGHED_MARKS: usize = 32;
 /// Boundaries between iterations that are remembered.
 pub const BOUNDARY_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
 
@@ -181,7 +183,8 @@ pub struct ClientHalf {
     pub(crate) resize_ready: AtomicU64,
     /// 1 once the program has looked for such a request. Since 1.3.
     pub(crate) resize_listens: AtomicU32,
-    pub(crate) reserved1: u32,
+    /// 1 where each mark is weighed. Since 2.5.
+    pub(crate) weighs: AtomicU32,
     /// What kinds of memory stay on each device whatever happens: a byte each, see
     /// `residency::STAYING`. Since 1.3.
     pub(crate) staying: [AtomicU64; 2],
@@ -195,6 +198,39 @@ pub struct ClientHalf {
     pub(crate) threads: [ThreadSlot; THREAD_SLOTS],
     pub(crate) streams: [StreamSlot; STREAM_SLOTS],
     pub(crate) journal: [JournalSlot; JOURNAL_SLOTS],
+    /// A page of before 2.5 ends here: see `Page::LEAST_BYTES`.
+    pub(crate) weights: Weights,
+}
+
+/// What a client's work weighs, and how its host gets on. Since 2.5.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Weights {
+    pub(crate) host: [HostSide; MAX_DEVICES],
+    pub(crate) streams: [StreamWeights; STREAM_SLOTS],
+}
+
+/// How a client's host gets on with one device.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct HostSide {
+    /// Threads that wait until less is in flight than the window holds.
+    pub(crate) at_window: AtomicU32,
+    /// Threads in a call that waits for the device.
+    pub(crate) in_wait: AtomicU32,
+    /// How often work was submitted to a stream that had nothing left to do, and not because the
+    /// gate had been closed.
+    pub(crate) fresh: AtomicU64,
+    pub(crate) reserved: [u64; 6],
+}
+
+/// What was submitted to one stream.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct StreamWeights {
+    /// The sum up to mark `m`, in nanoseconds of device time, at `m` modulo the length. Never falls
+    /// from one mark to the next; stored before the mark is issued.
+    pub(crate) upto_ns: [AtomicU64; WEIGHED_MARKS],
 }
 
 /// What the client says of one device: who waits, and where its memory is.
@@ -425,8 +461,14 @@ mod promise {
     const _: () = assert!(
         offset_of!(ClientHalf, journal) == offset_of!(ClientHalf, streams) + 32 * STREAM_SLOTS
     );
+    const _: () = assert!(offset_of!(ClientHalf, weighs) == 92);
+    const _: () = assert!(
+        offset_of!(ClientHalf, weights) == offset_of!(ClientHalf, journal) + 64 * JOURNAL_SLOTS
+    );
+    const _: () = assert!(size_of::<HostSide>() == 64 && size_of::<StreamWeights>() == 256);
+    const _: () = assert!(offset_of!(Weights, streams) == 64 * MAX_DEVICES);
     const _: () =
-        assert!(size_of::<ClientHalf>() == offset_of!(ClientHalf, journal) + 64 * JOURNAL_SLOTS);
+        assert!(size_of::<ClientHalf>() == offset_of!(ClientHalf, weights) + size_of::<Weights>());
     const _: () = assert!(size_of::<TenantSlot>() == 64 + 8 * MAX_DEVICES);
     const _: () = assert!(
         size_of::<TenantPage>()

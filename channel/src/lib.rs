@@ -21,6 +21,7 @@ mod residency;
 mod resize;
 mod shared;
 mod sync;
+mod weights;
 
 #[cfg(not(loom))]
 pub mod arbiter;
@@ -44,10 +45,10 @@ pub use bells::LastBell;
 pub use grant::{COMING, Grant, OPEN, Window};
 pub use journal::{BadRecord, Bypass, Event, Record};
 pub use layout::{
-    ArbiterHalf, BOUNDARY_SLOTS, BoundaryRing, ClientHalf, DeviceGrant, JOURNAL_SLOTS,
+    ArbiterHalf, BOUNDARY_SLOTS, BoundaryRing, ClientHalf, DeviceGrant, HostSide, JOURNAL_SLOTS,
     LAYOUT_MAJOR, LAYOUT_MINOR, MAX_DEVICES, NO_LIMIT, NO_SLOT, SIGNATURE_RINGS, SIGNATURE_SLOTS,
     STREAM_SLOTS, SignaturePage, SignatureRing, StreamSlot, TENANT_SLOTS, THREAD_SLOTS, TenantPage,
-    TenantSlot, ThreadSlot, Want,
+    TenantSlot, ThreadSlot, WEIGHED_MARKS, Want, Weights,
 };
 pub use owner::{Hold, Holding, Look, Owner};
 #[cfg(not(loom))]
@@ -62,5 +63,6 @@ pub use shared::Block;
 #[cfg(not(loom))]
 pub use signature::{KIND_BITS, Noted, SIGNATURES};
 pub use sync::FutexWord;
+pub use weights::Weighed;
 #[cfg(not(loom))]
 pub use wire::{ASKS, READER};

@@ -29,6 +29,9 @@ pub unsafe trait Page {
     /// Bytes from its start that are there from the beginning; its maker provides the rest before
     /// somebody touches it.
     const PREALLOCATED: usize;
+    /// Bytes of the shortest page of this major version. What lies beyond is touched only where the
+    /// page's own minor version has it.
+    const LEAST_BYTES: usize;
     /// Its header.
     fn header(&self) -> &Header;
 }
@@ -38,6 +41,7 @@ unsafe impl Page for ArbiterHalf {
     const NAME: &'static str = "sublet-arbiter-half";
     const MAGIC: u64 = ARBITER_MAGIC;
     const PREALLOCATED: usize = size_of::<Self>();
+    const LEAST_BYTES: usize = size_of::<Self>();
     fn header(&self) -> &Header {
         &self.header
     }
@@ -48,6 +52,7 @@ unsafe impl Page for ClientHalf {
     const NAME: &'static str = "sublet-client-half";
     const MAGIC: u64 = CLIENT_MAGIC;
     const PREALLOCATED: usize = size_of::<Self>();
+    const LEAST_BYTES: usize = std::mem::offset_of!(ClientHalf, weights);
     fn header(&self) -> &Header {
         &self.header
     }
@@ -58,6 +63,7 @@ unsafe impl Page for TenantPage {
     const NAME: &'static str = "sublet-tenant";
     const MAGIC: u64 = TENANT_MAGIC;
     const PREALLOCATED: usize = std::mem::offset_of!(TenantPage, slots);
+    const LEAST_BYTES: usize = size_of::<Self>();
     fn header(&self) -> &Header {
         &self.header
     }
@@ -68,6 +74,7 @@ unsafe impl Page for SignaturePage {
     const NAME: &'static str = "sublet-signatures";
     const MAGIC: u64 = SIGNATURE_MAGIC;
     const PREALLOCATED: usize = size_of::<Self>();
+    const LEAST_BYTES: usize = size_of::<Self>();
     fn header(&self) -> &Header {
         &self.header
     }
@@ -204,7 +211,7 @@ impl<T: Page> Mapped<T> {
     /// says.
     pub fn open(fd: BorrowedFd<'_>, writable: bool) -> Result<Self, PageError> {
         let found = rustix::fs::fstat(fd).map_err(io_error("stat"))?.st_size;
-        let (found, needed) = (u64::try_from(found).unwrap_or(0), size_of::<T>() as u64);
+        let (found, needed) = (u64::try_from(found).unwrap_or(0), T::LEAST_BYTES as u64);
         if found < needed {
             return Err(PageError::Size { found, needed });
         }
@@ -223,8 +230,8 @@ impl<T: Page> Mapped<T> {
         } else {
             ProtFlags::READ
         };
-        // SAFETY: a fresh mapping at an address of the kernel's choice, of a file of at least that
-        // size.
+        // SAFETY: a fresh mapping at an address of the kernel's choice. A file of an earlier minor
+        // version may be shorter; what it lacks is not touched.
         let at = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),

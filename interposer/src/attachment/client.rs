@@ -108,6 +108,7 @@ fn install(attached: Option<Box<Attached>>) {
     // SYNC(last): nobody reads through it.
     let at = attached.map_or(std::ptr::null_mut(), |new| {
         clock::dilate(new.end.arbiter.dilation());
+        new.end.client.set_weighs();
         new.before
             .store(LAST.load(Ordering::Relaxed), Ordering::Relaxed);
         let at = Box::into_raw(new);

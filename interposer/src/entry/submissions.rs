@@ -146,7 +146,7 @@ macro_rules! gated {
                         };
                         drop(pass);
                         let _ = ours(Symbol::$symbol, || {
-                            submissions::settle(ticket, seen);
+                            submissions::settle(ticket.answered(result), seen);
                             metering::graph::after(prepaid, result);
                         });
                         (result, called && result == CUresult::CUDA_ERROR_OUT_OF_MEMORY)
@@ -173,7 +173,7 @@ macro_rules! gated {
                 }
                 drop(pass);
                 let _ = ours(Symbol::$symbol, || {
-                    submissions::settle(ticket, seen);
+                    submissions::settle(ticket.answered(result), seen);
                     failure::after_error(result);
                 });
                 result
@@ -234,7 +234,7 @@ macro_rules! gated_list {
             };
             let result = call_words!($symbol $list $count $flags);
             drop(pass);
-            let _ = ours(Symbol::$symbol, || submissions::settle(ticket, seen));
+            let _ = ours(Symbol::$symbol, || submissions::settle(ticket.answered(result), seen));
             result
         }
     };

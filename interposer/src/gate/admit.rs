@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use channel::{COMING, DeviceGrant, OPEN};
+use shim_ffi::CUresult;
 
 use crate::attachment::client::{self, Attached};
 use crate::attachment::job::OnLoss;
@@ -59,6 +60,16 @@ impl Ticket {
     pub(crate) fn may_wait(mut self) -> Self {
         if let Self::Count(weight) = &mut self {
             weight.may_wait = true;
+        }
+        self
+    }
+
+    /// The driver has answered: of what it refused the device's clock says nothing.
+    pub(crate) fn answered(mut self, result: CUresult) -> Self {
+        if let Self::Count(weight) = &mut self
+            && !result.is_ok()
+        {
+            weight.timed = 0;
         }
         self
     }
@@ -416,7 +427,7 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
                 if poll(grant, seen) {
                     continue;
                 }
-                grant.wait(seen, STEP);
+                grant.wait(seen, step(grant, seen, now));
                 let now = now_ns();
                 // Open, or about to: nothing is late.
                 if grant.pass(now) != Err(seen) && !unheard {
@@ -442,6 +453,17 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
                 OnLoss::Freeze => {}
             }
         }
+    }
+}
+
+/// How long a thread sleeps that found the gate closed: not beyond the time at which it opens by
+/// itself.
+fn step(grant: &DeviceGrant, seen: u32, now_ns: u64) -> Duration {
+    match grant.turn_mono_ns() {
+        turn_ns if seen & COMING != 0 && turn_ns > now_ns => {
+            clock::real(Duration::from_nanos(turn_ns - now_ns)).min(STEP)
+        }
+        _ => STEP,
     }
 }
 
@@ -486,6 +508,22 @@ fn poll(grant: &DeviceGrant, seen: u32) -> bool {
     // itself.
     claim(until_ns, 0);
     changed
+}
+
+/// A thread in a call that waits for the device, until dropped. `at`: where the stack is in the
+/// function that makes the call.
+#[inline]
+pub(crate) fn wait_for_device(at: usize) -> Option<Counted> {
+    let thread = thread();
+    if thread.slot_plus_one.get() == 0
+        || thread.is_inside()
+        || thread.generation.get() != client::generation()
+    {
+        return None;
+    }
+    let device = (thread.device_plus_one.get() as usize).checked_sub(1)?;
+    let side = client::current()?.end.client.host_side(device)?;
+    Some(thread.counts.begin(Of::Number(side.in_wait()), at))
 }
 
 /// After a call that has waited for the device.

@@ -10,6 +10,11 @@
 //! entry at worst, and what is lost is learnt again. The near one is by signature, for the launch
 //! path: one load and a comparison. The other is by class. Executable graphs are entered with the
 //! sum of their nodes when they are instantiated.
+//!
+//! Beside other jobs the host's clock says little of what a submission takes, and the device's own
+//! is asked (see [`crate::gate::weighing`]). What that has measured the host's clock changes only
+//! where the job has the device to itself. One of three measurements may have a time slice of
+//! another context in it, so the class weighs the median of the last three.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -28,8 +33,17 @@ const LEAST_NS: u64 = 1_000;
 /// More is not distinguished, so that credits stay within their word.
 const MOST_NS: u64 = 1_000_000_000;
 
+/// With the nanoseconds of a class: the device's clock says so.
+const MEASURED: u32 = 1 << 31;
+/// Likewise: it says that a submission takes no longer.
+const AT_MOST: u32 = 1 << 30;
+const NS: u32 = AT_MOST - 1;
+const _: () = assert!(MOST_NS < AT_MOST as u64);
+
 static NEAR_TABLE: [AtomicU64; NEAR] = [const { AtomicU64::new(0) }; NEAR];
 static CLASS_TABLE: [AtomicU64; CLASSES] = [const { AtomicU64::new(0) }; CLASSES];
+/// What was measured of the class at the same index, see [`Samples`].
+static SAMPLES: [AtomicU64; CLASSES] = [const { AtomicU64::new(0) }; CLASSES];
 
 #[inline(always)]
 const fn word(key: u32, ns: u32) -> u64 {
@@ -53,9 +67,45 @@ fn near(signature: u32) -> &'static AtomicU64 {
     &NEAR_TABLE[((signature >> 1) ^ (signature >> 17)) as usize % NEAR]
 }
 
-fn places(class: u32) -> impl Iterator<Item = &'static AtomicU64> {
-    // PANIC: the modulus is the length.
-    (0..PROBES).map(move |step| &CLASS_TABLE[(class as usize / 2 + step) % CLASSES])
+/// The indices at which a class may be.
+fn indices(class: u32) -> impl Iterator<Item = usize> {
+    (0..PROBES).map(move |step| (class as usize / 2 + step) % CLASSES)
+}
+
+/// A class that is known.
+struct Known {
+    at: usize,
+    ns: u32,
+    /// [`MEASURED`], [`AT_MOST`], or 0.
+    how: u32,
+}
+
+impl Known {
+    fn of(class: u32) -> Option<Self> {
+        indices(class).find_map(|at| {
+            // PANIC: below the length.
+            let low = ns_of(CLASS_TABLE[at].load(Relaxed), class)?;
+            let (ns, how) = (low & NS, low & !NS);
+            Some(Self { at, ns, how })
+        })
+    }
+}
+
+/// Where a class is that is not known yet is to be entered.
+fn index_for(class: u32) -> usize {
+    // PANIC: below the length.
+    let free = indices(class).find(|at| CLASS_TABLE[*at].load(Relaxed) == 0);
+    // Where all places are taken the first one goes: any choice is as good.
+    free.or_else(|| indices(class).next()).unwrap_or(0)
+}
+
+/// Enters what a submission takes.
+fn enter(signature: u32, class: u32, known: Known) {
+    // PANIC: below the length.
+    CLASS_TABLE[known.at].store(word(class, known.ns | known.how), Relaxed);
+    if signature != 0 {
+        near(signature).store(word(signature, known.ns), Relaxed);
+    }
 }
 
 /// What a submission takes, for the launch path; `unknown_ns` where nothing near says so.
@@ -80,29 +130,179 @@ pub(crate) fn of(seen: Seen) -> Option<u32> {
 
 /// What is known of a class.
 pub(crate) fn of_class(class: u32) -> Option<u32> {
-    places(class).find_map(|place| ns_of(place.load(Relaxed), class))
+    Known::of(class).map(|known| known.ns)
 }
 
-/// One submission was seen to take so long.
+/// One submission was seen to take so long, by the host's clock and more or less.
 ///
 /// What takes longer than was known is believed by a quarter, what takes less by three: times are
-/// seen too long where the host looks late, and too short hardly ever.
+/// seen too long where the host looks late, and too short hardly ever. Beside other jobs they are
+/// seen too short as well: what the device's clock has measured stays.
 pub(crate) fn learn(signature: u32, class: u32, took_ns: u64) {
+    let known = Known::of(class);
     let sample = took_ns.clamp(LEAST_NS, MOST_NS);
-    let known = places(class).find(|place| ns_of(place.load(Relaxed), class).is_some());
-    let ns = match known.and_then(|place| ns_of(place.load(Relaxed), class)) {
-        Some(ns) if u64::from(ns) < sample => (u64::from(ns) * 3 + sample) / 4,
-        Some(ns) => (u64::from(ns) + sample * 3) / 4,
+    match known {
+        Some(known) if known.how == MEASURED => enter(signature, class, known),
+        Some(known) if known.how == AT_MOST && sample >= u64::from(known.ns) => {
+            enter(signature, class, known);
+        }
+        known => mix(signature, class, known, sample),
+    }
+}
+
+/// One submission was seen to take just so long by the host's clock, with nobody else on the
+/// device.
+pub(crate) fn learn_exactly(signature: u32, class: u32, took_ns: u64) {
+    let sample = took_ns.clamp(LEAST_NS, MOST_NS);
+    mix(signature, class, Known::of(class), sample);
+}
+
+fn mix(signature: u32, class: u32, known: Option<Known>, sample: u64) {
+    let ns = match &known {
+        Some(known) if u64::from(known.ns) < sample => (u64::from(known.ns) * 3 + sample) / 4,
+        Some(known) => (u64::from(known.ns) + sample * 3) / 4,
         None => sample,
     };
     let ns = ns as u32; // CAST: at most `MOST_NS`.
-    let place = known.or_else(|| places(class).find(|place| place.load(Relaxed) == 0));
-    // Where all places are taken the first one goes: any choice is as good.
-    if let Some(place) = place.or_else(|| places(class).next()) {
-        place.store(word(class, ns), Relaxed);
+    let (at, how) = known.map_or_else(|| (index_for(class), 0), |known| (known.at, known.how));
+    enter(signature, class, Known { at, ns, how });
+}
+
+// ----------------------------------------------------------------------------------------------
+// By the device's clock
+// ----------------------------------------------------------------------------------------------
+
+/// How often a class is measured apart from its turn, at most: in vain, or because its measurements
+/// differ.
+const MOST_TRIES: u64 = 7;
+
+/// The last measurements of a class, in a word: three of 16 bits, the newest lowest and 0 where
+/// there is none; tries; and of the class what its index does not say.
+#[derive(Clone, Copy)]
+struct Samples(u64);
+
+impl Samples {
+    const KEPT: u32 = 3;
+    /// Bits of each: its mantissa, and by how much that is shifted.
+    const BITS: u32 = 16;
+    const MANTISSA: u32 = 11;
+    const TRIES_AT: u32 = Self::KEPT * Self::BITS;
+    const CLASS_AT: u32 = Self::TRIES_AT + MOST_TRIES.count_ones();
+
+    fn of(known: &Known, class: u32) -> Self {
+        let samples = Self(SAMPLES[known.at].load(Relaxed)); // PANIC: below the length.
+        let none = Self(u64::from(class) >> (Self::CLASS_AT - 32) << Self::CLASS_AT);
+        match samples.0 >> Self::CLASS_AT == none.0 >> Self::CLASS_AT {
+            true => samples,
+            false => none,
+        }
     }
-    if signature != 0 {
-        near(signature).store(word(signature, ns), Relaxed);
+
+    fn keep(self, known: &Known) {
+        SAMPLES[known.at].store(self.0, Relaxed); // PANIC: below the length.
+    }
+
+    /// With one more, and without the oldest.
+    fn with(self, ns: u32) -> Self {
+        let all = (1 << Self::TRIES_AT) - 1;
+        let shift = (u32::BITS - ns.leading_zeros()).saturating_sub(Self::MANTISSA);
+        let code = shift << Self::MANTISSA | ns >> shift;
+        Self(self.0 & !all | (self.0 << Self::BITS | u64::from(code)) & all)
+    }
+
+    /// The shortest first.
+    fn sorted(self) -> ([u32; Self::KEPT as usize], usize) {
+        let (mut sorted, mut count) = ([u32::MAX; Self::KEPT as usize], 0);
+        for (at, ns) in sorted.iter_mut().enumerate() {
+            // CAST: the lowest bits.
+            let code = (self.0 >> (at as u32 * Self::BITS)) as u32 & ((1 << Self::BITS) - 1);
+            if code != 0 {
+                let shift = code >> Self::MANTISSA;
+                // The middle of what is kept as the same.
+                let half = (1 << shift) >> 1;
+                *ns = ((code & ((1 << Self::MANTISSA) - 1)) << shift) + half;
+                count += 1;
+            }
+        }
+        sorted.sort_unstable();
+        (sorted, count)
+    }
+
+    /// Of three the one in the middle, of two the shorter one: what comes between makes it longer.
+    fn median_ns(self) -> u32 {
+        let (sorted, count) = self.sorted();
+        let [shortest, middle, _] = sorted;
+        if count == sorted.len() {
+            middle
+        } else {
+            shortest
+        }
+    }
+
+    fn tries(self) -> u64 {
+        self.0 >> Self::TRIES_AT & MOST_TRIES
+    }
+
+    /// With one more of them; not for the last.
+    fn tried(self) -> Self {
+        Self(self.0 + (1 << Self::TRIES_AT))
+    }
+
+    /// Whether there are as many as are kept, and they agree.
+    fn agree(self) -> bool {
+        let ([shortest, _, longest], count) = self.sorted();
+        count == Self::KEPT as usize && longest - shortest <= shortest / 4
+    }
+}
+
+/// The device's clock says that one submission took so long.
+pub(crate) fn measured(signature: u32, class: u32, took_ns: u64) {
+    let took_ns = took_ns.clamp(LEAST_NS, MOST_NS) as u32; // CAST: at most that.
+    let (ns, how) = (took_ns, MEASURED);
+    let mut known = Known::of(class).unwrap_or_else(|| Known {
+        at: index_for(class),
+        ns,
+        how,
+    });
+    let samples = Samples::of(&known, class).with(took_ns);
+    samples.keep(&known);
+    known.ns = samples.median_ns();
+    known.how = how;
+    enter(signature, class, known);
+}
+
+/// The device's clock says that one submission took no longer.
+pub(crate) fn measured_at_most(signature: u32, class: u32, took_ns: u64) {
+    let ns = took_ns.clamp(LEAST_NS, MOST_NS) as u32; // CAST: at most that.
+    let how = AT_MOST;
+    match Known::of(class) {
+        Some(known) if known.ns < ns => {}
+        Some(known) => {
+            let how = known.how.max(how);
+            enter(signature, class, Known { ns, how, ..known });
+        }
+        None => {
+            let at = index_for(class);
+            enter(signature, class, Known { at, ns, how });
+        }
+    }
+}
+
+/// Whether a class that is known is to be measured before its turn comes.
+pub(crate) fn is_to_be_tried(class: u32) -> bool {
+    Known::of(class).is_some_and(|known| {
+        let samples = Samples::of(&known, class);
+        samples.tries() < MOST_TRIES && !samples.agree()
+    })
+}
+
+/// A class is about to be measured.
+pub(crate) fn tried(class: u32) {
+    if let Some(known) = Known::of(class) {
+        let samples = Samples::of(&known, class);
+        if samples.tries() < MOST_TRIES {
+            samples.tried().keep(&known);
+        }
     }
 }
 
@@ -132,6 +332,18 @@ impl SoloSample {
     pub(crate) fn learn(self, took_ns: u64) {
         learn(self.signature, self.class, took_ns);
     }
+
+    pub(crate) fn learn_exactly(self, took_ns: u64) {
+        learn_exactly(self.signature, self.class, took_ns);
+    }
+
+    pub(crate) fn measured(self, took_ns: u64) {
+        measured(self.signature, self.class, took_ns);
+    }
+
+    pub(crate) fn measured_at_most(self, took_ns: u64) {
+        measured_at_most(self.signature, self.class, took_ns);
+    }
 }
 
 /// The class of launches of an executable graph.
@@ -157,9 +369,11 @@ pub(crate) fn graph_instantiated(exec: usize, graph: CUgraph) {
 /// An executable graph is gone, or does something else now: its handle may come again.
 pub(crate) fn graph_gone(exec: usize) {
     let class = class_of_graph(exec);
-    for place in places(class) {
-        if ns_of(place.load(Relaxed), class).is_some() {
-            place.store(0, Relaxed);
+    for at in indices(class) {
+        // PANIC: below the length, in all three.
+        if ns_of(CLASS_TABLE[at].load(Relaxed), class).is_some() {
+            SAMPLES[at].store(0, Relaxed);
+            CLASS_TABLE[at].store(0, Relaxed);
         }
     }
 }
@@ -200,9 +414,7 @@ impl Weight {
         }
         match kind {
             CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL => {
-                match kernel_class(node)
-                    .and_then(|class| places(class).find_map(|at| ns_of(at.load(Relaxed), class)))
-                {
+                match kernel_class(node).and_then(of_class) {
                     Some(ns) => {
                         self.ns = self.ns.saturating_add(u64::from(ns));
                         self.known += 1;
@@ -294,6 +506,140 @@ mod tests {
         assert!(quickly(0x9991, 0) > 0, "stays within its word");
     }
 
+    /// A class of a test's own that was measured so, and what it weighs.
+    fn measured_as(kernel: u64, samples: &[u64]) -> (u32, u32) {
+        let class = signature::class_of_kernel(kernel, (1, 1, 1));
+        for took_ns in samples {
+            measured(0, class, *took_ns);
+        }
+        (class, of_class(class).expect("measured"))
+    }
+
+    #[track_caller]
+    fn assert_about(ns: u32, expected_ns: u32) {
+        assert!(ns.abs_diff(expected_ns) <= expected_ns / 1000, "{ns}");
+    }
+
+    #[test]
+    fn a_class_weighs_the_median_of_its_last_three_measurements() {
+        let (class, ns) = measured_as(0xa_0000, &[2_200_000]);
+        assert_about(ns, 2_200_000);
+        measured(0, class, 200_000);
+        assert_about(of_class(class).unwrap(), 200_000);
+        measured(0x9a01, class, 210_000);
+        assert_about(of_class(class).unwrap(), 210_000);
+        assert_about(quickly(0x9a01, 5) as u32, 210_000);
+        // The first is forgotten.
+        measured(0, class, 1_900);
+        assert_about(of_class(class).unwrap(), 200_000);
+        for took_ns in [
+            0,
+            1_000,
+            2_047,
+            2_049,
+            777_777,
+            123_456_789,
+            MOST_NS,
+            u64::MAX,
+        ] {
+            let expected_ns = took_ns.clamp(LEAST_NS, MOST_NS) as u32;
+            measured_as(0xa_0001, &[took_ns; 3]);
+            assert_about(measured_as(0xa_0001, &[took_ns; 3]).1, expected_ns);
+        }
+    }
+
+    #[test]
+    fn what_was_measured_the_hosts_clock_does_not_change_beside_others() {
+        let (class, ns) = measured_as(0xa_0010, &[200_000; 3]);
+        for took_ns in [20_000, 67_000, 5_000_000] {
+            learn(0x9a11, class, took_ns);
+            assert_eq!(of_class(class), Some(ns));
+            assert_eq!(quickly(0x9a11, 5) as u32, ns);
+        }
+        // Without others it does, and what is measured next is again what counts.
+        learn_exactly(0x9a11, class, 400_000);
+        assert_about(quickly(0x9a11, 5) as u32, 250_000);
+        measured(0x9a11, class, 200_000);
+        assert_eq!(quickly(0x9a11, 5) as u32, ns);
+    }
+
+    #[test]
+    fn at_most_makes_nothing_heavier() {
+        let (class, ns) = measured_as(0xa_0020, &[100_000; 3]);
+        measured_at_most(0, class, 150_000);
+        assert_eq!(of_class(class), Some(ns));
+        measured_at_most(0, class, 90_000);
+        assert_eq!(of_class(class), Some(90_000));
+        measured(0, class, 100_000);
+        assert_eq!(of_class(class), Some(ns), "it was none of the three");
+
+        let class = signature::class_of_kernel(0xa_0021, (1, 1, 1));
+        learn(0, class, 67_000);
+        measured_at_most(0, class, 200_000);
+        learn(0, class, 467_000);
+        assert_eq!(of_class(class), Some(167_000), "nothing was measured");
+        measured_at_most(0, class, 30_000);
+        learn(0, class, 400_000);
+        assert_eq!(of_class(class), Some(30_000), "that is too long");
+        learn(0, class, 10_000);
+        assert_eq!(of_class(class), Some(15_000));
+
+        let class = signature::class_of_kernel(0xa_0022, (1, 1, 1));
+        measured_at_most(0x9a21, class, 30_000);
+        assert_eq!(quickly(0x9a21, 0), 30_000, "better than nothing");
+    }
+
+    #[test]
+    fn a_class_is_tried_until_three_measurements_agree_and_a_few_times_at_most() {
+        let class = signature::class_of_kernel(0xa_0030, (1, 1, 1));
+        assert!(!is_to_be_tried(class), "it is measured for it is not known");
+        learn(0, class, 50_000);
+        for took_ns in [200_000, 2_200_000, 190_000, 210_000] {
+            assert!(is_to_be_tried(class));
+            tried(class);
+            measured(0, class, took_ns);
+        }
+        assert!(is_to_be_tried(class), "one differs");
+        measured(0, class, 200_000);
+        assert!(!is_to_be_tried(class));
+
+        let class = signature::class_of_kernel(0xa_0031, (1, 1, 1));
+        learn(0, class, 50_000);
+        let tries = (0..100).take_while(|_| {
+            let is = is_to_be_tried(class);
+            tried(class);
+            is
+        });
+        assert_eq!(tries.count() as u64, MOST_TRIES, "in vain");
+        measured(0, class, 200_000);
+        assert_about(of_class(class).unwrap(), 200_000);
+    }
+
+    #[test]
+    fn what_was_measured_goes_with_its_class() {
+        let class = class_of_graph(0x5560);
+        learn(0, class, 1_000_000);
+        for _ in 0..MOST_TRIES {
+            measured(0, class, 7_000_000);
+            tried(class);
+        }
+        graph_gone(0x5560);
+        assert_eq!(of_class(class), None);
+        learn(0, class, 1_000_000);
+        assert!(is_to_be_tried(class));
+        measured(0, class, 3_000_000);
+        assert_about(of_class(class).unwrap(), 3_000_000);
+        // Another one in its place, by chance.
+        let other = class ^ 1 << 31;
+        let at = Known::of(class).unwrap().at;
+        let known = Known {
+            at,
+            ns: 5_000,
+            how: 0,
+        };
+        assert!(Samples::of(&known, other).sorted().1 == 0);
+    }
+
     #[test]
     fn a_graph_that_is_gone_weighs_nothing() {
         let class = class_of_graph(0x5550);
@@ -311,10 +657,8 @@ mod tests {
             learn(0, class(index), 1_000 + u64::from(index));
         }
         assert_eq!(of(seen(0xabcd_ef01, class(19))), Some(1_019));
-        let kept = (0..20).filter(|index| {
-            let found = places(class(*index)).find_map(|at| ns_of(at.load(Relaxed), class(*index)));
-            found.is_some_and(|ns| ns == 1_000 + index)
-        });
+        let kept =
+            (0..20).filter(|index| of_class(class(*index)).is_some_and(|ns| ns == 1_000 + index));
         assert_eq!(kept.count(), PROBES);
     }
 }

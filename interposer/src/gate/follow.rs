@@ -198,11 +198,15 @@ pub(crate) fn issue(word: &StreamSlot, host_wait: bool) -> u64 {
 /// has no event left has the last one again, which then stands for what has come since as well.
 /// `None`: another thread than the slot's has no event for it.
 pub(crate) fn record(
+    attached: &Attached,
     index: usize,
-    word: &StreamSlot,
-    host_wait: bool,
+    (weight_ns, host_wait): (u64, bool),
     _held: &Holding<'_>,
 ) -> Result<Option<u64>, CUresult> {
+    let client = attached.end.client;
+    let Some(word) = client.stream(index) else {
+        return Ok(None);
+    };
     let (stream, context) = (slots::key(index), slots::context(index));
     let events = &EVENTS[index % STREAM_SLOTS]; // PANIC: the modulus is the length.
     if events.context.swap(context, Ordering::Relaxed) != context {
@@ -229,7 +233,9 @@ pub(crate) fn record(
     if !result.is_ok() {
         return Err(result);
     }
-    if !again {
+    if again {
+        client.weigh_more(index, weight_ns);
+    } else {
         issue(word, host_wait);
         if first == 0 {
             events.first.store(mark, Ordering::Relaxed);

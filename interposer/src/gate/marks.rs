@@ -36,7 +36,7 @@ use crate::gate::patience::{self, Stand};
 use crate::gate::signature::Seen;
 use crate::gate::slots::{self, Slot};
 use crate::gate::streams::{LEGACY, PER_THREAD};
-use crate::gate::{capture, cost, follow, registration, throughput};
+use crate::gate::{capture, cost, follow, registration, throughput, weighing};
 use crate::ground::clock::{now_ns, pause};
 use crate::ground::process;
 use crate::ground::stretch::{Of, here};
@@ -55,6 +55,9 @@ const SPREAD_NS: u64 = 200_000;
 const PHASES: u64 = 16;
 /// One batch in so many is followed by a mark of a single submission.
 const MARKS_PER_SAMPLE: u32 = 8;
+/// So many batches, at least, come before the next submission that has one because the device's
+/// clock is to say what its class takes.
+const MARKS_PER_TRY: u32 = 2;
 /// Time per mark where nothing bounds what is in flight.
 const UNBOUND_NS: u64 = 1_000_000;
 /// How often that is doubled, at most, where the device is behind.
@@ -87,6 +90,8 @@ pub(crate) struct Weight {
     pub(crate) host_wait: bool,
     /// The device may stand still at it, for the host.
     pub(crate) may_wait: bool,
+    /// Its measurement, see [`weighing`]; 0: none.
+    pub(crate) timed: u32,
 }
 
 /// Properties of a submission that matter after the driver call.
@@ -95,6 +100,7 @@ pub(crate) struct After {
     solo: Option<SoloSample>,
     host_wait: bool,
     may_wait: bool,
+    timed: u32,
 }
 
 impl Weight {
@@ -103,6 +109,7 @@ impl Weight {
             solo: self.solo,
             host_wait: self.host_wait,
             may_wait: self.may_wait,
+            timed: self.timed,
         }
     }
 }
@@ -117,6 +124,7 @@ pub(crate) fn forget() {
     registration::forget();
     slots::forget();
     follow::forget();
+    weighing::forget();
     capture::forget();
     NEXT_THREAD.store(0, Ordering::Relaxed);
     WAITERS.store(0, Ordering::Relaxed);
@@ -454,32 +462,48 @@ pub(crate) fn weigh(thread: &Thread, attached: &'static Attached, seen: Seen) ->
     let known = cost::of(seen);
     let ns = known.map_or_else(|| guess_ns(thread, attached), u64::from);
     let most_ns = own(thread).map_or(0, |at| slots::at(at).allowance_ns.load(Ordering::Relaxed));
+    let shared = is_shared(thread);
     let telling = known.is_none()
         || ns > thread.budget_ns.get().min(most_ns) / 2
-        || thread.marks_since_apart.get() >= MARKS_PER_SAMPLE;
+        || thread.marks_since_apart.get() >= MARKS_PER_SAMPLE
+        || shared && is_to_be_tried(thread, seen.class);
     if !telling || behind(thread, attached) >= RING / 2 {
         return Weight {
             ns,
             solo: None,
             host_wait: false,
             may_wait: false,
+            timed: 0,
         };
     }
     book(thread);
     if let Some(index) = own(thread) {
         mark(thread, attached, index, Covers::Work(None), false);
     }
-    let solo = Some(SoloSample {
+    let sample = SoloSample {
         signature: seen.signature,
         class: seen.class,
         guessed: known.is_none(),
-    });
+    };
+    let begin = |index| weighing::begin(thread, index, sample);
     Weight {
         ns,
-        solo,
+        solo: Some(sample),
         host_wait: false,
         may_wait: false,
+        timed: own(thread).filter(|_| shared).map_or(0, begin),
     }
+}
+
+/// Whether other jobs' work is on the thread's device at the same time.
+fn is_shared(thread: &Thread) -> bool {
+    let device = (thread.device_plus_one.get() as usize).checked_sub(1);
+    device.is_some_and(|device| throughput::of(device).is_shared())
+}
+
+fn is_to_be_tried(thread: &Thread, class: u32) -> bool {
+    thread.marks_since_apart.get() >= MARKS_PER_TRY
+        && own(thread).is_some_and(|index| weighing::is_to_be_tried(index, class))
 }
 
 /// The same before a call after which the stream waits for the host, which takes none of the
@@ -494,6 +518,7 @@ pub(crate) fn weigh_host_wait(thread: &Thread, attached: &'static Attached) -> W
         solo: None,
         host_wait: true,
         may_wait: false,
+        timed: 0,
     }
 }
 
@@ -584,7 +609,13 @@ pub(crate) fn settle(thread: &Thread, attached: &'static Attached, after: After)
         solo,
         host_wait,
         may_wait,
+        timed,
     } = after;
+    if timed != 0
+        && let Some(index) = own(thread)
+    {
+        weighing::finish(thread, index, timed);
+    }
     // It has a mark of its own.
     let apart = solo.is_some() || host_wait;
     if may_wait
@@ -704,6 +735,7 @@ fn mark(thread: &Thread, attached: &Attached, index: usize, covers: Covers, spac
     let (slot, now) = (slots::at(index), now_ns());
     follow::look(attached, index, word, &holding, false);
     follow::note(word);
+    weighing::look(index, &holding);
     look_back(thread, attached, now);
     slots::rate(index).observe(word, thread.reached_ns.get(), now, false);
     let weight_ns = slot.spent_ns.load(Ordering::Relaxed);
@@ -711,13 +743,15 @@ fn mark(thread: &Thread, attached: &Attached, index: usize, covers: Covers, spac
     if weight_ns == 0 || space && behind >= follow::space() {
         return false;
     }
+    note_fresh(thread, attached, index, word);
     // Together with work it would be taken for work that takes no time.
     let solo = match covers {
         Covers::Work(solo) => solo,
         Covers::HostWait => None,
     };
     let host_wait = matches!(covers, Covers::HostWait) && weight_ns == 1;
-    let (made, result) = make(attached, index, word, host_wait, &holding);
+    let work_ns = if host_wait { 0 } else { weight_ns };
+    let (made, result) = make(attached, index, word, (work_ns, host_wait), &holding);
     let Some(mark) = made else {
         drop(holding);
         after_error(result);
@@ -748,13 +782,26 @@ fn mark(thread: &Thread, attached: &Attached, index: usize, covers: Covers, spac
     true
 }
 
+/// Before a mark of work: counts where that found its stream without any. Who had waited at the
+/// gate found it so because of that.
+fn note_fresh(thread: &Thread, attached: &Attached, index: usize, word: &StreamSlot) {
+    let waited = || thread.let_in_ns.get() > slots::rate(index).last_issued_ns(word);
+    if word.is_idle()
+        && !waited()
+        && let Some(device) = (thread.device_plus_one.get() as usize).checked_sub(1)
+        && let Some(side) = attached.end.client.host_side(device)
+    {
+        side.count_fresh();
+    }
+}
+
 /// Makes the next mark of a slot that is held: it has passed when the device has done what is in
-/// the stream. `None`: there is none, and what the driver says.
+/// the stream, `weight_ns` since the last mark. `None`: there is none, and what the driver says.
 fn make(
     attached: &Attached,
     index: usize,
     word: &StreamSlot,
-    host_wait: bool,
+    (weight_ns, host_wait): (u64, bool),
     held: &Holding<'_>,
 ) -> (Option<u64>, CUresult) {
     // No own call on a capturing stream, nor on the legacy stream while another is captured.
@@ -764,9 +811,11 @@ fn make(
     }
     loop {
         let way = follow::way();
+        // Before the mark is counted; a mark that is not accepted leaves no trace of it.
+        attached.end.client.weigh_next(index, weight_ns);
         let made = match way {
             Following::Writes => write(attached, stream, word, captures, host_wait),
-            Following::Events => follow::record(index, word, host_wait, held),
+            Following::Events => follow::record(attached, index, (weight_ns, host_wait), held),
             Following::Queries => Ok(Some(follow::issue(word, host_wait))),
         };
         match made {
@@ -831,7 +880,7 @@ fn give_up(attached: &Attached, index: usize, word: &StreamSlot, holding: Holdin
     let stream = slots::key(index);
     // What the default streams are depends on who asks.
     if holding.is_open() && stream > PER_THREAD {
-        let (made, result) = make(attached, index, word, false, &holding);
+        let (made, result) = make(attached, index, word, (0, false), &holding);
         if let Some(mark) = made {
             let rate = slots::rate(index);
             rate.issued(mark, 0, None, 0, now_ns());
@@ -970,6 +1019,7 @@ pub(crate) fn learn(thread: &Thread, attached: &Attached) {
         && let Some(holding) = slots::hold(index, thread.who.get())
     {
         follow::look(attached, index, word, &holding, false);
+        weighing::look(index, &holding);
         // The program has just waited, for this stream most likely.
         if !word.is_idle()
             && now_ns().saturating_sub(thread.asked_ns.get()) > follow::ask_every_ns()
@@ -1171,7 +1221,10 @@ fn bound(
                 nap_ns.clamp(10_000, 100_000)
             };
             if waiting.is_none() {
-                waiting = Some(thread.counts.begin(Of::Number(&WAITERS), here()));
+                let side = client.host_side(device);
+                let at_window = side.map(|side| Of::Number(side.at_window()));
+                let begin = |of| thread.counts.begin(of, here());
+                waiting = Some((begin(Of::Number(&WAITERS)), at_window.map(begin)));
             }
             nap(nap_ns);
         }
@@ -1244,6 +1297,7 @@ fn detach(thread: &Thread, attached: &Attached, index: usize, is_it: impl Fn(usi
 
 /// A context has gone, and all that was to be done in it.
 pub(crate) fn context_gone(context: usize) {
+    weighing::context_gone(context);
     let Some(attached) = client::current() else {
         return;
     };

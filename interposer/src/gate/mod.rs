@@ -17,6 +17,7 @@ pub(crate) mod signature;
 pub(crate) mod slots;
 pub(crate) mod streams;
 pub(crate) mod throughput;
+pub(crate) mod weighing;
 
 pub(crate) use admit::*;
 pub(crate) use streams::*;

@@ -210,6 +210,12 @@ impl StreamRate {
         remembered.then(|| (upto_ns, self.issued_ns[at].load(Ordering::Relaxed)))
     }
 
+    /// When the last mark was issued.
+    pub(crate) fn last_issued_ns(&self, slot: &StreamSlot) -> u64 {
+        // PANIC: the modulus is the length.
+        self.issued_ns[slot.issued() as usize % RING].load(Ordering::Relaxed)
+    }
+
     /// Weight of the submissions up to `mark`, one of the last.
     fn upto(&self, mark: u64) -> u64 {
         self.upto[mark as usize % RING].load(Ordering::Relaxed) // PANIC: the modulus is the length.
@@ -335,6 +341,11 @@ impl StreamRate {
         let marks = || (1..=passed).map(|step| seen.wrapping_add(step));
         let is_guess = |mark: &u64| self.solo(*mark).is_some_and(|solo| solo.guessed);
         let guesses = marks().filter(is_guess).count() as u64;
+        let alone = share.exact && !self.together().is_shared();
+        let teach = |solo: SoloSample, ns: u64| match alone {
+            true => solo.learn_exactly(ns),
+            false => solo.learn(ns),
+        };
         if passed == 1
             && let Some(solo) = self.solo(done)
         {
@@ -343,7 +354,7 @@ impl StreamRate {
             let shorter = !beside && took_ns < self.expected_ns(weight_of(done));
             let at_most = beside || share.others;
             if (solo.guessed && (tight || at_most)) || (!solo.guessed && (share.exact || shorter)) {
-                solo.learn(took_ns);
+                teach(solo, took_ns);
             }
             // A guess says nothing of the pace.
             if solo.guessed {
@@ -383,7 +394,7 @@ impl StreamRate {
             && first_ns > took_ns / 2
             && let Some(solo) = self.solo(seen.wrapping_add(1))
         {
-            solo.learn(first_ns);
+            teach(solo, first_ns);
         }
         // How fast the device is with others' work says nothing of the job's own. What was learnt
         // without it stays; where that is nothing, work takes what its kernels weigh.

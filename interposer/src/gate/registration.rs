@@ -153,7 +153,8 @@ pub(crate) fn offset(attached: &Attached) -> Option<u64> {
 
 fn register(attached: &Attached) -> Result<u64, CUresult> {
     let page: *const channel::ClientHalf = attached.end.client;
-    let bytes = size_of::<channel::ClientHalf>().next_multiple_of(4096);
+    // What the device writes lies in the part that pages of all versions have.
+    let bytes = <channel::ClientHalf as channel::Page>::LEAST_BYTES.next_multiple_of(4096);
     // Portable and mapped: good in every context of this process.
     const FLAGS: u32 = 1 | 2;
     let _inside = thread().enter();

@@ -26,9 +26,14 @@ pub(crate) fn now_ns() -> u64 {
     }
 }
 
+/// How long a time of that clock is for the host.
+pub(crate) fn real(time: Duration) -> Duration {
+    time.saturating_mul(DILATION.load(Ordering::Relaxed))
+}
+
 /// Sleeps; may wake early.
 pub(crate) fn pause(time: Duration) {
-    let time = time.saturating_mul(DILATION.load(Ordering::Relaxed));
+    let time = real(time);
     let request = rustix::time::Timespec {
         tv_sec: time.as_secs() as i64,
         tv_nsec: i64::from(time.subsec_nanos()),
