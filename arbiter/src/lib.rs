@@ -99,6 +99,7 @@ mod usage;
 mod violations;
 mod walk_in;
 mod watch;
+mod weights;
 mod who;
 mod writer;
 

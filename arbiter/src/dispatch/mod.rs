@@ -35,6 +35,7 @@ mod gang;
 mod hand_over;
 mod host_stall;
 pub mod joint;
+mod lend;
 mod mode_switch;
 mod pace;
 mod pre_wake;
@@ -67,6 +68,7 @@ use contest::Contest;
 use entity::{RunEntity, Stretch};
 pub use gang::GangScheduler;
 use hand_over::HandOver;
+use lend::Lending;
 use mode_switch::ModeSwitch;
 pub use pace::{Answer, Mode, Pace, Setup};
 use precedence::Precedence;
@@ -105,6 +107,7 @@ pub struct DeviceScheduler {
     answer: Answer,
     roster: Roster,
     mode: ModeSwitch,
+    lending: Lending,
     hand_over: HandOver,
     precedence: Precedence,
     choice: SliceChoice,
@@ -130,6 +133,7 @@ impl DeviceScheduler {
             answer: setup.answer,
             roster: Roster::default(),
             mode: ModeSwitch::new(setup.mode, now_ns),
+            lending: Lending::new(),
             hand_over: HandOver::default(),
             precedence: Precedence::default(),
             choice: SliceChoice::new(
@@ -165,6 +169,9 @@ impl DeviceScheduler {
             entity.adapt(&self.pace);
         }
         let before = self.at_once();
+        if !self.mode.is(setup.mode) {
+            self.lending = Lending::new();
+        }
         self.mode.set(setup.mode, now_ns);
         if self.at_once() != before {
             self.trace_mode(now_ns);
@@ -311,8 +318,10 @@ impl DeviceScheduler {
         };
         sooner(kept_ns);
         sooner(self.choose(now_ns));
+        sooner(self.lend(now_ns));
         if self.at_once() {
             self.let_all_in(now_ns);
+            self.move_gates(now_ns);
         } else {
             if self.mode.take_all_in() {
                 (0..self.roster.len()).for_each(|at| self.take(now_ns, at));
@@ -418,12 +427,16 @@ impl DeviceScheduler {
             let own_ns = if contested { then_ns } else { dt_ns };
             self.contest.add_own(own_ns);
         }
+        let splits = self.lending.splits();
         for entity in self.roster.iter_mut() {
             let part_ns = |ns: u64, served: bool, busy: u64| {
                 if served { ns / busy.max(1) } else { 0 }
             };
             let first_ns = part_ns(dt_ns - then_ns, served(entity), busy);
-            let got_ns = first_ns + part_ns(then_ns, served_then(entity), busy_then);
+            let got_ns = match splits {
+                true => self.lending.take_charge(entity.tenant, dt_ns),
+                false => first_ns + part_ns(then_ns, served_then(entity), busy_then),
+            };
             entity.stand(got_ns, stall_ns);
             let got_ns = if contested && entity.drains() && first_ns > 0 {
                 self.contest.keep_back(entity.tenant, first_ns);
@@ -586,6 +599,12 @@ impl DeviceScheduler {
     fn window_of(&self, entity: &RunEntity, now_ns: u64) -> Window {
         let most_us = self.choice.in_flight_us(entity.tenant);
         let beside = self.at_once() && entity.has_rivals(now_ns);
+        if beside
+            && self.mode.is_lend()
+            && let Some(cap_us) = self.lending.cap_us(entity.tenant)
+        {
+            return Window::beside(cap_us.min(most_us.unwrap_or(u32::MAX)).max(1));
+        }
         (self.windows).of(now_ns, (entity, beside), &self.roster, &self.pace, most_us)
     }
 
@@ -628,6 +647,8 @@ mod tests_gangs;
 mod tests_host_waits;
 #[cfg(test)]
 mod tests_joint;
+#[cfg(test)]
+mod tests_lend;
 #[cfg(test)]
 mod tests_residence;
 #[cfg(test)]

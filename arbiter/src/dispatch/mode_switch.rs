@@ -12,6 +12,8 @@ use super::pace::Mode;
 pub(super) struct ModeSwitch {
     mode: Mode,
     auto: Auto,
+    /// In the mode [`Mode::Lend`]: whether the device lends now.
+    lends: bool,
     all_in: bool,
 }
 
@@ -20,6 +22,7 @@ impl ModeSwitch {
         Self {
             mode,
             auto: Auto::new(now_ns),
+            lends: true,
             all_in: false,
         }
     }
@@ -29,26 +32,43 @@ impl ModeSwitch {
         if self.mode != mode {
             self.mode = mode;
             self.auto = Auto::new(now_ns);
+            self.lends = true;
         }
+    }
+
+    /// Whether that is the mode.
+    pub fn is(&self, mode: Mode) -> bool {
+        self.mode == mode
     }
 
     /// Whether everybody holds the device at once now.
     pub fn at_once(&self) -> bool {
         match self.mode {
             Mode::Exclusive => false,
-            Mode::Concurrent | Mode::Lend => true,
+            Mode::Concurrent => true,
+            Mode::Lend => self.lends,
             Mode::Auto => self.auto.running() == Running::AtOnce,
         }
     }
 
     /// Whether there are, or may be, slices.
     pub fn has_slices(&self) -> bool {
-        !matches!(self.mode, Mode::Concurrent | Mode::Lend)
+        self.mode != Mode::Concurrent
     }
 
     /// Whether the choice is the arbiter's.
     pub fn is_auto(&self) -> bool {
         self.mode == Mode::Auto
+    }
+
+    /// Whether gates close only to who is ahead, where they can.
+    pub fn is_lend(&self) -> bool {
+        self.mode == Mode::Lend
+    }
+
+    /// Whether they can.
+    pub fn set_lends(&mut self, lends: bool) {
+        self.lends = lends;
     }
 
     /// Why it runs as it does, for people; empty where its operator has said so.

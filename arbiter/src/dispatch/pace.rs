@@ -50,13 +50,12 @@ pub struct Pace {
 pub enum Mode {
     /// Slices.
     Exclusive,
+    /// Every gate is open, but for who is ahead while somebody who is behind is held up.
+    Lend,
     /// Every gate is open; only memory is limited.
     Concurrent,
     /// All at once while that serves every guaranteed tenant as well as slices do, else slices.
     Auto,
-    /// Every gate is open, and closes only to a tenant that is ahead of its share while another one
-    /// that is behind is held up by the device; slices where that cannot be done.
-    Lend,
 }
 
 /// What becomes of a tenant that harms the others.

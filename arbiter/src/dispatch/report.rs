@@ -85,7 +85,11 @@ impl DeviceScheduler {
 
     /// Whether it runs all at once now, and why, where that is left to us.
     pub fn running(&self) -> (bool, &str) {
-        (self.at_once(), self.mode.reason())
+        let reason = match self.mode.is_lend() {
+            true => self.lending.reason(),
+            false => self.mode.reason(),
+        };
+        (self.at_once(), reason)
     }
 
     /// Between what a slice lasts now.

@@ -48,7 +48,11 @@ impl DeviceScheduler {
             start_ns: now_ns,
             end_ns: now_ns,
             device_ns: 0,
-            count: self.at_once().into(),
+            count: match self.at_once() {
+                false => 0,
+                true if self.mode.is_lend() => 2,
+                true => 1,
+            },
         });
     }
 }

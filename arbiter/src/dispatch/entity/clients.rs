@@ -18,6 +18,8 @@ use crate::tally::OnDevice;
 pub struct Clients {
     of: Vec<(u64, Rc<ClientPages>)>,
     window: Window,
+    /// Their gates are closed until a time at which they open by themselves.
+    shut: bool,
     launches: RefCell<Launches>,
 }
 
@@ -45,6 +47,7 @@ impl Clients {
         Self {
             of: Vec::new(),
             window,
+            shut: false,
             launches: RefCell::default(),
         }
     }
@@ -79,11 +82,26 @@ impl Clients {
             woken |= pages.arbiter.open(device, grant) > 0;
         }
         self.window = grant.window;
+        self.shut = false;
         woken
     }
 
+    /// Closes their gates until a time at which they open by themselves.
+    pub fn shut(&mut self, device: usize, until_ns: u64) {
+        for (_, pages) in &self.of {
+            pages.arbiter.shut(device, until_ns);
+        }
+        self.shut = true;
+    }
+
+    /// Whether they were closed so, and not opened or closed otherwise since.
+    pub fn are_shut(&self) -> bool {
+        self.shut
+    }
+
     /// Closes their gates.
-    pub fn close(&self, device: usize) {
+    pub fn close(&mut self, device: usize) {
+        self.shut = false;
         for (_, pages) in &self.of {
             pages.arbiter.close(device);
         }

@@ -396,13 +396,17 @@ impl RunEntity {
         }
     }
 
+    /// Its weight as it is treated, in millionths.
+    pub fn weight_ppm(&self, now_ns: u64) -> u32 {
+        match self.demoted(now_ns) {
+            Some(_) => 1,
+            None => self.terms.weight_ppm,
+        }
+    }
+
     /// As a policy sees it.
     pub fn view(&self, now_ns: u64) -> TenantView {
-        let weight_ppm = if self.demoted(now_ns).is_some() {
-            1
-        } else {
-            self.terms.weight_ppm
-        };
+        let weight_ppm = self.weight_ppm(now_ns);
         let wants = !self.gang && self.competes(now_ns);
         let device_ns = self.usage().device_ns;
         TenantView {
@@ -496,6 +500,21 @@ impl RunEntity {
         let quantum_us = grant.quantum_us - (grant.quantum_us / 2).min(drain_us);
         self.holding.begin(now_ns, self.demand.waits(), quantum_us);
         woken
+    }
+
+    /// Closes its gates for a moment: it keeps the device, and they open by themselves at that time.
+    pub fn shut(&mut self, device: usize, until_ns: u64) {
+        self.clients.shut(device, until_ns);
+    }
+
+    /// Whether its gates are closed so.
+    pub fn is_shut(&self) -> bool {
+        self.clients.are_shut()
+    }
+
+    /// Opens them again before that. True where threads were woken.
+    pub fn open_again(&mut self, device: usize, grant: &Grant) -> bool {
+        self.clients.open(device, grant)
     }
 
     /// The device was handed over to it: it is not charged for what that costs, `most_ns` at most,
