@@ -5,8 +5,8 @@
 //! at the last mark that it has passed, and what is in flight the difference to the last one
 //! issued: two loads a stream, and nothing more on the launch path.
 //!
-//! The sums of a stream slot never fall, whoever has the slot. Of a mark that was issued they are
-//! there before it is; [`WEIGHED_MARKS`] of them are remembered.
+//! The sums of a stream slot never fall, also where another stream gets the slot. They are there
+//! before their mark is issued; [`WEIGHED_MARKS`] of them are remembered.
 
 use crate::layout::{
     ClientHalf, HostSide, LAYOUT_MINOR, MAX_DEVICES, StreamWeights, WEIGHED_MARKS, Weights,

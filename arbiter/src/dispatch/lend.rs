@@ -130,7 +130,7 @@ impl Lending {
         ns
     }
 
-    /// The in-flight bound of each process of a tenant, in microseconds; `None`: it is none of ours.
+    /// The in-flight bound of each process of a tenant, in microseconds; `None`: it is not here.
     pub fn cap_us(&self, tenant: TenantId) -> Option<u32> {
         let of = self.members.iter().find(|of| of.tenant == tenant)?;
         let us = (of.cap_ns / 1000 / of.active.max(1)).max(LEAST_US);

@@ -341,8 +341,8 @@ impl StreamRate {
         let marks = || (1..=passed).map(|step| seen.wrapping_add(step));
         let is_guess = |mark: &u64| self.solo(*mark).is_some_and(|solo| solo.guessed);
         let guesses = marks().filter(is_guess).count() as u64;
-        let alone = share.exact && !self.together().is_shared();
-        let teach = |solo: SoloSample, ns: u64| match alone {
+        let undisturbed = share.exact && !self.together().is_shared();
+        let teach = |solo: SoloSample, ns: u64| match undisturbed {
             true => solo.learn_exactly(ns),
             false => solo.learn(ns),
         };

@@ -502,7 +502,7 @@ impl RunEntity {
         woken
     }
 
-    /// Closes its gates for a moment: it keeps the device, and they open by themselves at that time.
+    /// Closes its gates for a moment: it keeps the device, and they open by themselves then.
     pub fn shut(&mut self, device: usize, until_ns: u64) {
         self.clients.shut(device, until_ns);
     }
