@@ -362,7 +362,7 @@ fn a_floor_above_the_share_brings_slices() {
 }
 
 #[test]
-fn a_sum_that_falls_brings_slices_for_a_while_and_for_longer_the_next_time() {
+fn a_sum_that_falls_brings_slices_for_a_while() {
     let programs = || vec![Program::fills(200 * US), Program::fills(200 * US)];
     let mut world = World::new(&[1, 1], programs());
     world.run(50 * MS);

@@ -111,9 +111,11 @@ macro_rules! observed_sync {
         /// As the driver's function.
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $symbol($($arg: usize),*) -> CUresult {
-            let _ = ours(Symbol::$symbol, gate::before_sync);
             let at = here();
-            let waits = ours(Symbol::$symbol, || gate::wait_for_device(at));
+            let waits = ours(Symbol::$symbol, || {
+                gate::before_sync();
+                gate::wait_for_device(at)
+            });
             let result = call_words!($symbol $($arg)*);
             drop(waits);
             let _ = ours(Symbol::$symbol, || {
