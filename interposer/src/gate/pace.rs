@@ -341,8 +341,8 @@ impl StreamRate {
         let marks = || (1..=passed).map(|step| seen.wrapping_add(step));
         let is_guess = |mark: &u64| self.solo(*mark).is_some_and(|solo| solo.guessed);
         let guesses = marks().filter(is_guess).count() as u64;
-        let undisturbed = share.exact && !self.together().is_shared();
-        let teach = |solo: SoloSample, ns: u64| match undisturbed {
+        let certain = share.exact && !self.together().is_shared();
+        let teach = |solo: SoloSample, ns: u64| match certain {
             true => solo.learn_exactly(ns),
             false => solo.learn(ns),
         };
@@ -825,6 +825,35 @@ mod tests {
         }
         assert_eq!((rate.expected_ns(MS), cost::of(seen(0x40))), before);
         println!("now: 1 ms of work counts as {} ns", rate.expected_ns(MS));
+    }
+
+    #[test]
+    fn what_was_measured_beside_others_changes_only_without_them() {
+        let device = device();
+        let (rate, slot) = begun_on(device);
+        let key = 0x98_5850;
+        (0..3).for_each(|_| cost::measured(0, key, MS / 4));
+        let measured = cost::of(seen(key));
+        let mut now_ns = 20 * MS;
+        let mut passes = |took_ns: u64| {
+            issue(&rate, &slot, now_ns, MS / 4, solo(key, false));
+            rate.observe(&slot, 0, now_ns + took_ns - 1, false);
+            now_ns += took_ns;
+            slot.settle();
+            rate.observe(&slot, 0, now_ns, true);
+            cost::of(seen(key))
+        };
+        throughput::of(device).set_shared(true);
+        // The last takes so long that it was its own work most likely.
+        for took_ns in [MS / 40, MS / 10, 3 * MS, OTHERS_NS + 10 * MS] {
+            assert_eq!(passes(took_ns), measured, "{took_ns} ns");
+        }
+        throughput::of(device).set_shared(false);
+        for _ in 0..40 {
+            passes(MS / 2);
+        }
+        let ns = passes(MS / 2).expect("known");
+        assert!((490_000..=500_000).contains(&ns), "{ns}");
     }
 
     #[test]

@@ -142,7 +142,8 @@ impl Throughput {
                 false => part_of(then_ns.saturating_sub(begun_ns)),
             };
             let ns = weight_ns.max(least_ns).min(most_ns);
-            // What it weighs by now may not be what it weighed in the epoch.
+            // What it weighs by now may not be what it weighed in the epoch. What the device's
+            // clock has measured stays.
             if ns != weight_ns && cost::of_class(sample.class).map(u64::from) == Some(weight_ns) {
                 sample.learn(ns);
             }
@@ -239,6 +240,20 @@ mod tests {
         together.set_shared(true);
         let weight_ns = weight_after(together, sample, 3_500, false, |_| 0);
         assert!((3_500..=4_000).contains(&weight_ns), "{weight_ns}");
+    }
+
+    #[test]
+    fn what_the_devices_clock_has_measured_stays_however_much_passes() {
+        for (device, shared) in [(7, true), (8, false)] {
+            let (together, sample) = with_weight(device, 680_000);
+            sample.measured(200_000);
+            let measured_ns = cost::of_class(sample.class).map(u64::from);
+            together.set_shared(shared);
+            for each_ns in [3_500, 5_000_000] {
+                let weight_ns = weight_after(together, sample, each_ns, false, |_| 0);
+                assert_eq!(Some(weight_ns), measured_ns, "{each_ns} ns each");
+            }
+        }
     }
 
     #[test]
