@@ -44,6 +44,48 @@ fn events_measure_the_modelled_duration() {
 }
 
 #[test]
+fn events_around_a_queued_kernel_measure_that_alone_by_the_devices_clock() {
+    const TEST: &str =
+        "compute::events_around_a_queued_kernel_measure_that_alone_by_the_devices_clock";
+    if !in_own_process(TEST) {
+        return;
+    }
+    simgpu::set("SUBLET_SIM_DILATION", "4");
+    driver();
+    let stream = stream(1);
+    let (from, until) = (event(0), event(0));
+    let busy = busy();
+    let measured = || {
+        // SAFETY: handles only, and an out-parameter.
+        unsafe {
+            launch(busy, stream, &[10_000]);
+            ok(api::cuEventRecord(from, stream));
+            launch(busy, stream, &[5_000]);
+            ok(api::cuEventRecord(until, stream));
+            launch(busy, stream, &[10_000]);
+            assert_eq!(api::cuEventQuery(from), CUresult::CUDA_ERROR_NOT_READY);
+            ok(api::cuEventSynchronize(until));
+            let ms: f32 = out(|to| api::cuEventElapsedTime(to, from, until));
+            ok(api::cuStreamSynchronize(stream));
+            ms
+        }
+    };
+    let begun = std::time::Instant::now();
+    let ms = measured();
+    assert!(
+        begun.elapsed().as_millis() >= 4 * 25,
+        "the host takes longer"
+    );
+    assert!(ms >= 5.0, "{ms} ms");
+    // A host that is busy may hold up the device's thread.
+    let limit = begun + testbed::PATIENCE;
+    let is_right = |ms: f32| (5.0..5.05).contains(&ms);
+    while !is_right(measured()) {
+        assert!(std::time::Instant::now() < limit, "never 5 ms");
+    }
+}
+
+#[test]
 fn non_blocking_streams_pass_the_legacy_stream_and_blocking_ones_wait_for_it() {
     driver();
     let (free_running, blocking) = (stream(1), stream(0));
