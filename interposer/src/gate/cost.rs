@@ -13,8 +13,8 @@
 //!
 //! Beside other jobs the host's clock says little of what a submission takes, and the device's own
 //! is asked (see [`crate::gate::weighing`]). What that has measured the host's clock changes only
-//! where the job has the device to itself. One of three measurements may have a time slice of
-//! another context in it, so the class weighs the median of the last three.
+//! where the job has the device to itself. A measurement may have a time slice of another context
+//! in it: the class weighs the median of the last three, without those that are much longer.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -176,18 +176,28 @@ fn mix(signature: u32, class: u32, known: Option<Known>, sample: u64) {
 /// differ.
 const MOST_TRIES: u64 = 7;
 
-/// The last measurements of a class, in a word: three of 16 bits, the newest lowest and 0 where
-/// there is none; tries; and of the class what its index does not say.
+/// A slice of another context, with the turns to it and back, takes no less; and launches of one
+/// class differ by no such factor.
+const FOREIGN_NS: u32 = 50_000;
+const FOREIGN_FACTOR: u32 = 2;
+/// Measurements in a row that look as if they had such a slice in them, after which the class is
+/// believed to take longer than it did. Of kernels of 1 ms every other one has, by slices of 2 ms.
+const MOST_FOREIGN: u64 = 7;
+
+/// The last measurements of a class, in a word: three of 15 bits, the newest lowest and 0 where
+/// there is none; tries; how many that were much longer came in a row; and of the class what its
+/// index does not say.
 #[derive(Clone, Copy)]
 struct Samples(u64);
 
 impl Samples {
-    const KEPT: u32 = 3;
+    const KEPT: usize = 3;
     /// Bits of each: its mantissa, and by how much that is shifted.
-    const BITS: u32 = 16;
-    const MANTISSA: u32 = 11;
-    const TRIES_AT: u32 = Self::KEPT * Self::BITS;
-    const CLASS_AT: u32 = Self::TRIES_AT + MOST_TRIES.count_ones();
+    const BITS: u32 = 15;
+    const MANTISSA: u32 = 10;
+    const TRIES_AT: u32 = 3 * Self::BITS;
+    const FOREIGN_AT: u32 = Self::TRIES_AT + MOST_TRIES.count_ones();
+    const CLASS_AT: u32 = Self::FOREIGN_AT + MOST_FOREIGN.count_ones();
 
     fn of(known: &Known, class: u32) -> Self {
         let samples = Self(SAMPLES[known.at].load(Relaxed)); // PANIC: below the length.
@@ -202,21 +212,31 @@ impl Samples {
         SAMPLES[known.at].store(self.0, Relaxed); // PANIC: below the length.
     }
 
-    /// With one more, and without the oldest.
+    /// With one more, and without the oldest. One that is much longer only counts at first.
     fn with(self, ns: u32) -> Self {
+        let foreign = self.0 >> Self::FOREIGN_AT & MOST_FOREIGN;
+        let none = self.0 & !(MOST_FOREIGN << Self::FOREIGN_AT);
+        let ([shortest, ..], count) = self.sorted();
+        let is_foreign = count != 0 && is_foreign(ns, shortest);
+        if is_foreign && foreign < MOST_FOREIGN {
+            return Self(none | (foreign + 1) << Self::FOREIGN_AT);
+        }
+        let rest = if is_foreign { self.0 } else { none };
         let all = (1 << Self::TRIES_AT) - 1;
         let shift = (u32::BITS - ns.leading_zeros()).saturating_sub(Self::MANTISSA);
         let code = shift << Self::MANTISSA | ns >> shift;
-        Self(self.0 & !all | (self.0 << Self::BITS | u64::from(code)) & all)
+        Self(rest & !all | (self.0 << Self::BITS | u64::from(code)) & all)
     }
 
     /// The shortest first.
-    fn sorted(self) -> ([u32; Self::KEPT as usize], usize) {
-        let (mut sorted, mut count) = ([u32::MAX; Self::KEPT as usize], 0);
-        for (at, ns) in sorted.iter_mut().enumerate() {
+    fn sorted(self) -> ([u32; Self::KEPT], usize) {
+        let (mut sorted, mut count) = ([u32::MAX; Self::KEPT], 0);
+        let mut rest = self.0;
+        for ns in &mut sorted {
             // CAST: the lowest bits.
-            let code = (self.0 >> (at as u32 * Self::BITS)) as u32 & ((1 << Self::BITS) - 1);
-            if code != 0 {
+            let code = rest as u32 & ((1 << Self::BITS) - 1);
+            rest >>= Self::BITS;
+            if code != 0 && count < Self::KEPT {
                 let shift = code >> Self::MANTISSA;
                 // The middle of what is kept as the same.
                 let half = (1 << shift) >> 1;
@@ -228,14 +248,12 @@ impl Samples {
         (sorted, count)
     }
 
-    /// Of three the one in the middle, of two the shorter one: what comes between makes it longer.
+    /// Of three the one in the middle, else the shortest: what comes between makes it longer.
     fn median_ns(self) -> u32 {
-        let (sorted, count) = self.sorted();
-        let [shortest, middle, _] = sorted;
-        if count == sorted.len() {
-            middle
-        } else {
-            shortest
+        let ([shortest, middle, longest], count) = self.sorted();
+        match count == Self::KEPT && !is_foreign(longest, shortest) {
+            true => middle,
+            false => shortest,
         }
     }
 
@@ -251,8 +269,14 @@ impl Samples {
     /// Whether there are as many as are kept, and they agree.
     fn agree(self) -> bool {
         let ([shortest, _, longest], count) = self.sorted();
-        count == Self::KEPT as usize && longest - shortest <= shortest / 4
+        count == Self::KEPT && longest - shortest <= shortest / 4
     }
+}
+
+/// Whether one measurement is so much longer than another that it has another context's slice in
+/// it.
+fn is_foreign(longer: u32, shorter: u32) -> bool {
+    longer >= shorter.saturating_mul(FOREIGN_FACTOR) && longer >= shorter.saturating_add(FOREIGN_NS)
 }
 
 /// The device's clock says that one submission took so long.
@@ -522,30 +546,57 @@ mod tests {
 
     #[test]
     fn a_class_weighs_the_median_of_its_last_three_measurements() {
-        let (class, ns) = measured_as(0xa_0000, &[2_200_000]);
-        assert_about(ns, 2_200_000);
+        let (class, ns) = measured_as(0xa_0000, &[290_000]);
+        assert_about(ns, 290_000);
         measured(0, class, 200_000);
         assert_about(of_class(class).unwrap(), 200_000);
         measured(0x9a01, class, 210_000);
         assert_about(of_class(class).unwrap(), 210_000);
         assert_about(quickly(0x9a01, 5) as u32, 210_000);
         // The first is forgotten.
-        measured(0, class, 1_900);
+        measured(0, class, 190_000);
         assert_about(of_class(class).unwrap(), 200_000);
-        for took_ns in [
-            0,
-            1_000,
-            2_047,
-            2_049,
-            777_777,
-            123_456_789,
-            MOST_NS,
-            u64::MAX,
-        ] {
+        let samples = [0, 1_000, 1_023, 1_025, 777_777, 123_456_789, u64::MAX];
+        for (kernel, took_ns) in (0xa_0001..).zip(samples) {
             let expected_ns = took_ns.clamp(LEAST_NS, MOST_NS) as u32;
-            measured_as(0xa_0001, &[took_ns; 3]);
-            assert_about(measured_as(0xa_0001, &[took_ns; 3]).1, expected_ns);
+            assert_about(measured_as(kernel, &[took_ns; 3]).1, expected_ns);
         }
+    }
+
+    #[test]
+    fn slices_of_other_contexts_do_not_count_even_if_every_other_measurement_has_one() {
+        let mut random = 1_u64;
+        let (class, _) = measured_as(0xa_0040, &[3_280_000]);
+        let mut right = 0;
+        for _ in 0..1_000 {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            measured(
+                0,
+                class,
+                if random >> 63 == 0 {
+                    1_000_000
+                } else {
+                    3_280_000
+                },
+            );
+            right += u64::from(of_class(class).unwrap() < 1_010_000);
+        }
+        assert!(right > 980, "{right} of 1000");
+        // Short ones, and turns alone.
+        let (_, ns) = measured_as(0xa_0041, &[5_000, 150_000, 5_010, 2_150_000, 5_020]);
+        assert_about(ns, 5_010);
+    }
+
+    #[test]
+    fn what_takes_much_longer_from_now_on_is_believed_after_a_while() {
+        let (class, _) = measured_as(0xa_0050, &[1_000_000; 3]);
+        let measurements = (1..100).find(|_| {
+            measured(0, class, 5_000_000);
+            of_class(class).unwrap() > 4_000_000
+        });
+        assert_eq!(measurements, Some(MOST_FOREIGN + 3));
+        measured(0, class, 1_000_000);
+        assert_about(of_class(class).unwrap(), 1_000_000);
     }
 
     #[test]
@@ -599,9 +650,7 @@ mod tests {
             tried(class);
             measured(0, class, took_ns);
         }
-        assert!(is_to_be_tried(class), "one differs");
-        measured(0, class, 200_000);
-        assert!(!is_to_be_tried(class));
+        assert!(!is_to_be_tried(class), "one does not count");
 
         let class = signature::class_of_kernel(0xa_0031, (1, 1, 1));
         learn(0, class, 50_000);
