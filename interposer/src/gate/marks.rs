@@ -433,6 +433,11 @@ pub(crate) fn flush(thread: &Thread, attached: &'static Attached) {
         slots::at(index).flushed.store(true, Ordering::Relaxed);
     }
     end_batch(thread, attached, false);
+    // A program that waits after every few launches has no other marks.
+    if is_shared(thread) {
+        let marks = thread.marks_since_apart.get();
+        thread.marks_since_apart.set(marks.saturating_add(1));
+    }
 }
 
 /// The thread's slot was taken over before what it submitted was marked: takes another, unless the
