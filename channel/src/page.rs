@@ -188,7 +188,7 @@ impl<T: Page> Mapped<T> {
         // Preallocated: a full tmpfs must be an error here and not a SIGBUS in somebody's training
         // job.
         allocate(&fd, 0, T::PREALLOCATED)?;
-        let mapped = Self::map(fd.as_fd(), true)?;
+        let mapped = Self::map(fd.as_fd(), size_of::<T>(), true)?;
         let mut seals = SealFlags::SHRINK | SealFlags::GROW;
         if writers == Writers::OnlyUs {
             seals |= SealFlags::FUTURE_WRITE;
@@ -219,30 +219,37 @@ impl<T: Page> Mapped<T> {
         if !seals.contains(SealFlags::SHRINK) {
             return Err(PageError::NotSealed);
         }
-        let mapped = Self::map(fd, writable)?;
+        // CAST: an address space holds it.
+        let there = found.min(size_of::<T>() as u64) as usize;
+        let mapped = Self::map(fd, there, writable)?;
         mapped.check()?;
         Ok(mapped)
     }
 
-    fn map(fd: BorrowedFd<'_>, writable: bool) -> Result<Self, PageError> {
+    /// Maps the first `there` bytes of a file, and zeroes of our own behind them: the page's maker may
+    /// be of an earlier minor version, or lie about it.
+    fn map(fd: BorrowedFd<'_>, there: usize, writable: bool) -> Result<Self, PageError> {
         let protection = if writable {
             ProtFlags::READ | ProtFlags::WRITE
         } else {
             ProtFlags::READ
         };
-        // SAFETY: a fresh mapping at an address of the kernel's choice. A file of an earlier minor
-        // version may be shorter; what it lacks is not touched.
-        let at = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                size_of::<T>(),
-                protection,
-                MapFlags::SHARED,
-                fd,
-                0,
-            )
+        let (bytes, flags) = (size_of::<T>(), MapFlags::PRIVATE);
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let at =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) }
+                .map_err(io_error("map"))?;
+        // SAFETY: over the beginning of what was just mapped, which nobody knows yet; of a file that
+        // has as many bytes and cannot shrink.
+        let mapped = unsafe {
+            let flags = MapFlags::SHARED | MapFlags::FIXED;
+            rustix::mm::mmap(at, there, protection, flags, fd, 0)
+        };
+        if let Err(errno) = mapped {
+            // SAFETY: exactly what was just mapped.
+            let _ = unsafe { rustix::mm::munmap(at, bytes) };
+            return Err(io_error("map")(errno));
         }
-        .map_err(io_error("map"))?;
         let at = NonNull::new(at.cast()).ok_or(PageError::NotReady)?;
         Ok(Self {
             at,
@@ -281,9 +288,9 @@ impl<T: Page> Mapped<T> {
 impl<T: Page> std::ops::Deref for Mapped<T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: mapped with `size_of::<T>()` bytes from a file that cannot shrink, page-aligned,
-        // until drop; `Page` makes every byte pattern valid. A read-only mapping is only ever read:
-        // its writers are on the other side.
+        // SAFETY: mapped with `size_of::<T>()` bytes, of a file that cannot shrink and of our own,
+        // page-aligned, until drop; `Page` makes every byte pattern valid. A read-only mapping is
+        // only ever read: its writers are on the other side.
         unsafe { self.at.as_ref() }
     }
 }
