@@ -7,7 +7,7 @@ use shim_ffi::*;
 
 use crate::attachment::{client, verdict};
 use crate::driver::{injection, real};
-use crate::gate::{capture, follow, marks, registration};
+use crate::gate::{capture, follow, marks, registration, weighing};
 use crate::ground::process::{self, Handlers};
 use crate::ground::thread::thread;
 use crate::{metering, nvml, recording, residency};
@@ -70,6 +70,7 @@ pub(crate) fn before_context(meaning: Context, args: &[usize], at: usize) {
     // Its streams outlive it, and take nothing any more. Which ones they are is not known.
     if matches!(meaning, Context::DestroysGreen) {
         marks::context_goes(None);
+        weighing::stop();
     }
     if meaning.may_end() {
         marks::context_goes(destroyed);

@@ -37,6 +37,8 @@ const CHECK_EVERY_NS: u64 = 100_000_000;
 /// that opens later it sleeps.
 /// TIMEOUT: twice the time by which an opening is published in advance.
 const POLL_NS: u64 = 200_000;
+/// Waiting threads that look at the clock without looking less often for each other's sake.
+const LOOKERS: u32 = 4;
 /// Looks between two offers of the core to others, about a microsecond.
 const LOOKS: u32 = 16;
 /// Until when a thread of this process polls; one is enough to be first, and the others leave it a
@@ -427,7 +429,8 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
                 if poll(grant, seen) {
                     continue;
                 }
-                grant.wait(seen, step(grant, seen, now));
+                let waiting = attached.end.client.waiting(device);
+                grant.wait(seen, step(grant, seen, waiting, now));
                 let now = now_ns();
                 // Open, or about to: nothing is late.
                 if grant.pass(now) != Err(seen) && !unheard {
@@ -456,12 +459,14 @@ fn wait_at_gate(attached: &'static Attached, device: usize) -> Waited {
     }
 }
 
-/// How long a thread sleeps that found the gate closed: not beyond the time at which it opens by
-/// itself.
-fn step(grant: &DeviceGrant, seen: u32, now_ns: u64) -> Duration {
+/// How long a thread sleeps that found the gate closed, of `waiting` ones: until the gate opens by
+/// itself, where that is known. Mostly the arbiter opens it before, or keeps it closed for longer.
+/// So many threads look for that less often, each of them, and together as often as a few.
+fn step(grant: &DeviceGrant, seen: u32, waiting: u32, now_ns: u64) -> Duration {
     match grant.turn_mono_ns() {
         turn_ns if seen & COMING != 0 && turn_ns > now_ns => {
-            clock::real(Duration::from_nanos(turn_ns - now_ns)).min(STEP)
+            let left = clock::real(Duration::from_nanos(turn_ns - now_ns));
+            left.saturating_mul((waiting / LOOKERS).max(1)).min(STEP)
         }
         _ => STEP,
     }

@@ -397,7 +397,11 @@ fn take_now(thread: &Thread, attached: &'static Attached, device: usize) -> Opti
         device as u32, // CAST: a device of the pages.
     );
     let adopt = |index, word| adopt(attached, index, word);
-    slots::take(attached.end.client, what, now_ns(), adopt, follow::begin)
+    let begun = |index| {
+        follow::begin(index);
+        weighing::begin_slot(index);
+    };
+    slots::take(attached.end.client, what, now_ns(), adopt, begun)
 }
 
 /// Sleeps, one of those that wait for the device to get on. The more threads wait, the more seldom
@@ -1226,10 +1230,11 @@ fn bound(
                 nap_ns.clamp(10_000, 100_000)
             };
             if waiting.is_none() {
-                let side = client.host_side(device);
-                let at_window = side.map(|side| Of::Number(side.at_window()));
-                let begin = |of| thread.counts.begin(of, here());
-                waiting = Some((begin(Of::Number(&WAITERS)), at_window.map(begin)));
+                let of = match client.host_side(device) {
+                    Some(side) => Of::Numbers(&WAITERS, side.at_window()),
+                    None => Of::Number(&WAITERS),
+                };
+                waiting = Some(thread.counts.begin(of, here()));
             }
             nap(nap_ns);
         }

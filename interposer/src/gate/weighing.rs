@@ -10,9 +10,11 @@
 //! most". Either way another context may have had the device for a slice: see the median in
 //! [`crate::gate::cost`].
 //!
-//! There is a pair of events per slot, made when it is first needed, in the context of the slot,
-//! and touched by who holds that. A pair whose events have not both passed is not used again. If
-//! anything fails nothing is measured.
+//! There is a pair of events per slot, made when it is first needed, in the context of the slot, and
+//! touched by the thread that holds it. Events of another context than the slot's are never touched
+//! again: that context may be ending. A process that ends a green context is not measured any more,
+//! for it is not known which slots are of that one. A pair whose events have not both passed is not
+//! used again. If anything fails nothing is measured.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -37,13 +39,14 @@ const MARKS_PER_MEASUREMENT: u32 = 8;
 const UNKNOWN_PART: u64 = 32;
 
 static REFUSED: AtomicU32 = AtomicU32::new(0);
+/// Nothing is measured any more.
+static STOPPED: AtomicBool = AtomicBool::new(false);
 /// The last measurement.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// What the driver is asked for. A trait, for tests.
 trait Clock {
     fn create(&self) -> Result<usize, CUresult>;
-    fn destroy(&self, event: usize);
     fn record(&self, event: usize, stream: usize) -> CUresult;
     fn query(&self, event: usize) -> CUresult;
     /// From the one event to the other, in nanoseconds.
@@ -118,10 +121,7 @@ impl Pair {
         cost::tried(sample.class);
         if self.context.swap(context, Ordering::Relaxed) != context {
             for event in [&self.before, &self.after] {
-                match event.swap(0, Ordering::Relaxed) {
-                    0 => {}
-                    event => clock.destroy(event),
-                }
+                event.store(0, Ordering::Relaxed);
             }
         }
         for event in [&self.before, &self.after] {
@@ -222,11 +222,6 @@ impl Clock for Device {
         }
     }
 
-    fn destroy(&self, handle: usize) {
-        // SAFETY: an event of ours, whose context lives: `context_gone` forgets those of others.
-        let _ = relaxed(|| unsafe { real::cuEventDestroy_v2(event(handle)) });
-    }
-
     fn record(&self, handle: usize, stream: usize) -> CUresult {
         let stream = CUstream(std::ptr::without_provenance_mut(stream));
         // SAFETY: an event of ours, and a stream that has not been destroyed, for its slot is held;
@@ -265,7 +260,9 @@ fn is_possible(stream: usize) -> bool {
 
 /// Whether the driver is asked for anything.
 fn is_asked() -> bool {
-    REFUSED.load(Ordering::Relaxed) < REFUSALS && !process::exiting()
+    REFUSED.load(Ordering::Relaxed) < REFUSALS
+        && !STOPPED.load(Ordering::Relaxed)
+        && !process::exiting()
 }
 
 /// What the driver has said. What has failed for good refuses everything.
@@ -329,9 +326,22 @@ pub(crate) fn look(index: usize, _held: &Holding<'_>) {
     }
 }
 
+/// Before a green context goes: nothing is measured from then on.
+pub(crate) fn stop() {
+    STOPPED.store(true, Ordering::Relaxed);
+}
+
+/// A slot has a new owner: what is measured in its stream has not begun.
+pub(crate) fn begin_slot(index: usize) {
+    let pair = pair(index);
+    pair.begun.store(0, Ordering::Relaxed);
+    pair.pending.store(false, Ordering::Relaxed);
+}
+
 /// In a forked child.
 pub(crate) fn forget() {
     REFUSED.store(0, Ordering::Relaxed);
+    STOPPED.store(false, Ordering::Relaxed);
     PAIRS.iter().for_each(Pair::forget);
 }
 
@@ -391,10 +401,6 @@ mod tests {
             self.answered(event)?;
             self.live.borrow_mut().push(event);
             Ok(event)
-        }
-
-        fn destroy(&self, event: usize) {
-            self.live.borrow_mut().retain(|live| *live != event);
         }
 
         fn record(&self, event: usize, _: usize) -> CUresult {
@@ -517,11 +523,13 @@ mod tests {
     }
 
     #[test]
-    fn each_context_has_events_of_its_own_and_they_go_with_it() {
+    fn each_context_has_events_of_its_own_and_those_of_another_are_left_alone() {
         let (pair, device, sample) = (Pair::new(), Fake::new(), sample(4));
         measure(&pair, &device, sample, 50_000, true);
         pair.begin(&device, (0x200, 0xc1), sample).expect("begun");
-        assert_eq!(device.live.borrow().len(), 2, "the others are destroyed");
+        assert_eq!(device.live.borrow().len(), 4);
+        let begun = device.recorded.borrow().last().copied();
+        assert_eq!(begun, Some(3), "the first of the new ones");
         pair.finish(&device, 0x200).expect("recorded");
         pair.forget();
         assert!(!pair.is_pending());

@@ -185,8 +185,10 @@ pub(crate) enum Of {
     Blocking(&'static Want),
     /// Bytes that threads wait for.
     Space(&'static Want, u64),
-    /// A number of this process's own.
+    /// A number of this process's own, or of its page.
     Number(&'static AtomicU32),
+    /// Both: of threads that wait for space in the window.
+    Numbers(&'static AtomicU32, &'static AtomicU32),
 }
 
 impl Of {
@@ -197,9 +199,8 @@ impl Of {
             Self::Blocking(want) => want.begin_blocking(),
             // Counted by `Want::wait_for_space_within` before it is adopted.
             Self::Space(..) => {}
-            Self::Number(count) => {
-                count.fetch_add(1, Ordering::Relaxed);
-            }
+            Self::Number(count) => add(count),
+            Self::Numbers(count, other) => [count, other].into_iter().for_each(add),
         }
     }
 
@@ -210,12 +211,19 @@ impl Of {
             Self::Blocking(want) => want.end_blocking(),
             Self::Space(want, bytes) => want.end_waiting_for_space(bytes),
             // Nobody's any more in a forked child, which has set it to 0.
-            Self::Number(count) => {
-                let less = |count: u32| count.checked_sub(1);
-                let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-            }
+            Self::Number(count) => subtract(count),
+            Self::Numbers(count, other) => [count, other].into_iter().for_each(subtract),
         }
     }
+}
+
+fn add(count: &AtomicU32) {
+    count.fetch_add(1, Ordering::Relaxed);
+}
+
+fn subtract(count: &AtomicU32) {
+    let less = |count: u32| count.checked_sub(1);
+    let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
 }
 
 fn on(client: &ClientHalf, devices: u32, change: impl Fn(&Want)) {
