@@ -154,18 +154,14 @@ impl ArbiterHalf {
 
     /// Closes the gate of `device` until `mono_ns` (`CLOCK_MONOTONIC`, nanoseconds), at which it
     /// opens by itself; again with another time to keep it closed. Nobody is woken: who waits looks
-    /// at the clock. Ended by [`open`](Self::open), or [`close`](Self::close). True where it was
-    /// open.
-    pub fn shut(&self, device: usize, mono_ns: u64) -> bool {
-        let Some(slot) = self.devices.get(device) else {
-            return false;
-        };
-        // SYNC(turn): published by the gate's Release store. An open gate closes then instead, for
-        // the moment until that.
-        slot.turn_mono_ns.store(mono_ns, Relaxed);
-        let was_open = slot.gate.load(Relaxed) & OPEN != 0;
-        slot.change(COMING);
-        was_open
+    /// at the clock. Ended by [`open`](Self::open), or [`close`](Self::close).
+    pub fn shut(&self, device: usize, mono_ns: u64) {
+        if let Some(slot) = self.devices.get(device) {
+            // SYNC(turn): published by the gate's Release store. An open gate closes then instead,
+            // for the moment until that.
+            slot.turn_mono_ns.store(mono_ns, Relaxed);
+            slot.change(COMING);
+        }
     }
 
     /// Changes the in-flight bound of an open grant.

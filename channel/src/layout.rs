@@ -39,7 +39,7 @@ pub const SIGNATURE_RINGS: usize = if cfg!(loom) { 1 } else { 8 };
 /// Submissions of a thread that are remembered.
 pub const SIGNATURE_SLOTS: usize = if cfg!(loom) { 2 } else { 2048 };
 /// Marks of a stream of which it is remembered what was submitted up to them.
-pub const WEIGHED_MARKS: usize = 32;
+pub const WEIGHED_MARKS: usize = 64;
 /// Boundaries between iterations that are remembered.
 pub const BOUNDARY_SLOTS: usize = if cfg!(loom) { 2 } else { 64 };
 
@@ -465,7 +465,7 @@ mod promise {
     const _: () = assert!(
         offset_of!(ClientHalf, weights) == offset_of!(ClientHalf, journal) + 64 * JOURNAL_SLOTS
     );
-    const _: () = assert!(size_of::<HostSide>() == 64 && size_of::<StreamWeights>() == 256);
+    const _: () = assert!(size_of::<HostSide>() == 64 && size_of::<StreamWeights>() == 512);
     const _: () = assert!(offset_of!(Weights, streams) == 64 * MAX_DEVICES);
     const _: () =
         assert!(size_of::<ClientHalf>() == offset_of!(ClientHalf, weights) + size_of::<Weights>());

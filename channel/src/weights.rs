@@ -11,7 +11,7 @@
 use crate::layout::{
     ClientHalf, HostSide, LAYOUT_MINOR, MAX_DEVICES, StreamWeights, WEIGHED_MARKS, Weights,
 };
-use crate::sync::{Acquire, AtomicU32, Relaxed};
+use crate::sync::{Acquire, AtomicU32, Relaxed, fence};
 
 /// The first layout that has them.
 const SINCE_MINOR: u32 = 5;
@@ -153,10 +153,12 @@ impl ClientHalf {
         let issued = stream.issued.load(Acquire);
         let submitted_ns = of.at(issued).load(Relaxed);
         let passed_ns = of.at(done).load(Relaxed);
-        // A sum is written again when as many marks are in flight.
-        let then = stream.issued.load(Acquire);
-        let behind = then.wrapping_sub(done);
-        let whole = behind < WEIGHED_MARKS as u64 - 1;
+        // SYNC(weights): the sum was read before the number of marks. It is written again when as
+        // many are in flight as there are sums; one may be written before the mark before it is
+        // seen issued.
+        fence(Acquire);
+        let behind = stream.issued.load(Relaxed).wrapping_sub(done);
+        let whole = behind < WEIGHED_MARKS as u64 - 2;
         Some(Weighed {
             device,
             done,
@@ -236,10 +238,35 @@ mod tests {
             stream.issue();
         }
         let said = client.weighed(slot).expect("a stream");
-        assert_eq!((said.passed_ns, said.submitted_ns), (None, 32));
-        stream.passed(30);
+        let all = super::WEIGHED_MARKS as u64;
+        assert_eq!((said.passed_ns, said.submitted_ns), (None, all));
+        stream.passed(3);
         let said = client.weighed(slot).expect("a stream");
-        assert_eq!((said.passed_ns, said.submitted_ns), (Some(30), 32));
+        assert_eq!((said.passed_ns, said.submitted_ns), (Some(3), all));
+    }
+
+    /// A page as short as those of before, which says that it is of this version.
+    #[test]
+    fn a_page_that_lies_about_its_length_is_read_as_zeroes() {
+        use rustix::fs::{MemfdFlags, SealFlags};
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("short", flags).expect("memory");
+        let bytes = <crate::ClientHalf as crate::Page>::LEAST_BYTES;
+        rustix::fs::ftruncate(&fd, bytes as u64).expect("sized");
+        let ready = u64::from(crate::LAYOUT_MAJOR) << 32 | u64::from(crate::LAYOUT_MINOR);
+        let header = [ready.to_le_bytes(), *b"subletCL"].concat();
+        rustix::io::pwrite(&fd, &header, 0).expect("written");
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).expect("sealed");
+        let pages = ClientPages::adopt(fd).expect("taken");
+        let client = &pages.client;
+        let (last, _) = (0..crate::STREAM_SLOTS)
+            .filter_map(|_| client.claim_stream(0))
+            .last()
+            .expect("slots");
+        let said = client.weighed(last).expect("a stream");
+        assert_eq!((said.passed_ns, said.submitted_ns), (Some(0), 0));
+        assert_eq!((client.fresh(15), client.held_up(15)), (0, 0));
+        client.weigh_next(last, 5);
     }
 
     #[test]

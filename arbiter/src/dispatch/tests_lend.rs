@@ -280,6 +280,22 @@ fn an_arbiter_that_stops_keeps_nobody_out() {
 }
 
 #[test]
+fn what_is_submitted_after_a_gate_opened_by_itself_is_not_past_it() {
+    let programs = vec![Program::fills(200 * US), Program::fills(20 * US)];
+    let mut world = World::new(&[9, 1], programs);
+    world.run(500 * MS);
+    let mut longest = 0;
+    for _ in 0..20 {
+        let before = world.programs[1].launched;
+        world.run_beside(100 * MS, false);
+        longest = longest.max(world.programs[1].launched - before);
+        world.run(MS);
+        assert_eq!(world.why(), (true, String::new()));
+    }
+    assert!(longest > 1000, "it has submitted {longest} times");
+}
+
+#[test]
 fn who_was_shut_is_open_when_the_other_one_has_gone() {
     let programs = vec![Program::fills(200 * US), Program::fills(100 * US)];
     let mut world = World::new(&[9, 1], programs);
@@ -332,12 +348,18 @@ fn a_process_that_does_not_weigh_or_is_not_followed_brings_slices() {
             "slices: the driver does not write when work is done".to_owned()
         )
     );
+    // Who changes that changes the mode after some time only.
     world.bench.pages[1].client.set_following(Following::Writes);
-    world.run(10 * MS);
+    world.run(4900 * MS);
+    assert!(!world.why().0);
+    world.run(200 * MS);
     assert!(world.why().0);
-    // One of an earlier version.
+    // One of an earlier version, once it has a stream.
     let mut bench = Bench::new(&[1, 1]);
     bench.scheduler.run_as(0, setup(Mode::Lend));
+    bench.step();
+    assert!(bench.scheduler.running().0, "it has done nothing yet");
+    bench.pages[0].client.claim_stream(0).expect("slot");
     bench.step();
     let (at_once, why) = bench.scheduler.running();
     assert!(!at_once && why.contains("earlier version"), "{why}");

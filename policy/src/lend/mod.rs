@@ -156,6 +156,15 @@ impl Lend {
         }
     }
 
+    /// Nobody has looked for some time, and gates were not ours: what passed meanwhile says nothing
+    /// about anybody. Balances, and what was learnt of jobs, stay.
+    pub fn interrupt(&mut self) {
+        self.looked_at_ns = None;
+        self.processes.clear();
+        self.held = None;
+        self.means.forget();
+    }
+
     /// What the account of a job says, for those who ask.
     #[must_use]
     pub fn standing(&self, tenant: TenantId) -> Option<Standing> {
