@@ -226,8 +226,8 @@ impl<T: Page> Mapped<T> {
         Ok(mapped)
     }
 
-    /// Maps the first `there` bytes of a file, and zeroes of our own behind them: the page's maker may
-    /// be of an earlier minor version, or lie about it.
+    /// Maps the first `there` bytes of a file, and zeroes of our own behind them: the page's maker
+    /// may be of an earlier minor version, or lie about it.
     fn map(fd: BorrowedFd<'_>, there: usize, writable: bool) -> Result<Self, PageError> {
         let protection = if writable {
             ProtFlags::READ | ProtFlags::WRITE
@@ -239,8 +239,8 @@ impl<T: Page> Mapped<T> {
         let at =
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) }
                 .map_err(io_error("map"))?;
-        // SAFETY: over the beginning of what was just mapped, which nobody knows yet; of a file that
-        // has as many bytes and cannot shrink.
+        // SAFETY: over the beginning of what was just mapped, which nobody knows yet; of a file
+        // that has as many bytes and cannot shrink.
         let mapped = unsafe {
             let flags = MapFlags::SHARED | MapFlags::FIXED;
             rustix::mm::mmap(at, there, protection, flags, fd, 0)

@@ -261,7 +261,7 @@ mod tests {
         let client = &pages.client;
         let (last, _) = (0..crate::STREAM_SLOTS)
             .filter_map(|_| client.claim_stream(0))
-            .last()
+            .next_back()
             .expect("slots");
         let said = client.weighed(last).expect("a stream");
         assert_eq!((said.passed_ns, said.submitted_ns), (Some(0), 0));

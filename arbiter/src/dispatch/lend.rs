@@ -473,8 +473,8 @@ impl DeviceScheduler {
         above.then_some(Why::Floor)
     }
 
-    /// Why nothing is known of somebody's work. A process that has not submitted anything may yet be
-    /// about to say that it weighs its work.
+    /// Why nothing is known of somebody's work. A process that has not submitted anything may yet
+    /// be about to say that it weighs its work.
     fn cannot_be_read(&self) -> Option<Why> {
         let there = self.roster.iter().filter(|it| !it.clients().is_empty());
         if there.clone().count() < 2 {

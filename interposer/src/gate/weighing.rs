@@ -10,11 +10,11 @@
 //! most". Either way another context may have had the device for a slice: see the median in
 //! [`crate::gate::cost`].
 //!
-//! There is a pair of events per slot, made when it is first needed, in the context of the slot, and
-//! touched by the thread that holds it. Events of another context than the slot's are never touched
-//! again: that context may be ending. A process that ends a green context is not measured any more,
-//! for it is not known which slots are of that one. A pair whose events have not both passed is not
-//! used again. If anything fails nothing is measured.
+//! There is a pair of events per slot, made when it is first needed, in the context of the slot,
+//! and touched by the thread that holds it. Events of another context than the slot's are never
+//! touched again: that context may be ending. A process that ends a green context is not measured
+//! any more, for it is not known which slots are of that one. A pair whose events have not both
+//! passed is not used again. If anything fails nothing is measured.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
