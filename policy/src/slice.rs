@@ -284,6 +284,10 @@ pub trait SlicePolicy: std::fmt::Debug + Send {
     /// What to do, given the view. Afterwards there are at most `view.device.holders` holders.
     fn decide(&mut self, view: &View<'_>) -> Decision;
 
+    /// Everybody has had the device at once since the last decision: what was charged meanwhile is
+    /// nobody's debt, and nobody's claim.
+    fn resume(&mut self) {}
+
     /// How far `id` is ahead of what it is due, in nanoseconds of device time: above zero it owes,
     /// below it is owed. `None` where the policy keeps no such account.
     fn debt_ns(&self, id: TenantId) -> Option<i64> {
@@ -322,6 +326,10 @@ impl<P: SlicePolicy + ?Sized> SlicePolicy for Box<P> {
 
     fn decide(&mut self, view: &View<'_>) -> Decision {
         (**self).decide(view)
+    }
+
+    fn resume(&mut self) {
+        (**self).resume();
     }
 
     fn debt_ns(&self, id: TenantId) -> Option<i64> {

@@ -97,6 +97,9 @@ pub(crate) trait Order: std::fmt::Debug + Send {
         None
     }
 
+    /// See [`SlicePolicy::resume`].
+    fn resume(&mut self) {}
+
     /// See [`SlicePolicy::debt_ns`].
     fn debt_ns(&self, _id: TenantId) -> Option<i64> {
         None
@@ -165,6 +168,10 @@ impl<O: Order + ?Sized> Order for Box<O> {
 
     fn takes_over(&self, view: &View<'_>) -> Option<(TenantId, u64)> {
         (**self).takes_over(view)
+    }
+
+    fn resume(&mut self) {
+        (**self).resume();
     }
 
     fn debt_ns(&self, id: TenantId) -> Option<i64> {
@@ -517,6 +524,10 @@ impl<O: Order> SlicePolicy for Turns<O> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         self.rank_all(view);
         self.settle(view)
+    }
+
+    fn resume(&mut self) {
+        self.order.resume();
     }
 
     fn debt_ns(&self, id: TenantId) -> Option<i64> {

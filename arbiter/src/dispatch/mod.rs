@@ -325,6 +325,7 @@ impl DeviceScheduler {
         } else {
             if self.mode.take_all_in() {
                 (0..self.roster.len()).for_each(|at| self.take(now_ns, at));
+                self.choice.resume();
             }
             let decision = self.decide(now_ns);
             sooner(self.pre_wake(now_ns, &decision));

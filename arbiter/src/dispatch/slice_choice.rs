@@ -114,6 +114,11 @@ impl SliceChoice {
         self.policy.charge(tenant, ns);
     }
 
+    /// Slices begin after a time in which everybody had the device.
+    pub fn resume(&mut self) {
+        self.policy.resume();
+    }
+
     /// Asks the policy.
     pub fn decide(&mut self, now_ns: u64, roster: &Roster) -> Decision {
         self.views.clear();

@@ -336,6 +336,25 @@ fn another_mode_takes_the_device_from_all_but_one() {
 }
 
 #[test]
+fn what_one_had_while_all_were_in_is_no_debt_in_slices() {
+    for before in [Mode::Lend, Mode::Concurrent] {
+        let gaps = Program::new(20 * US, 400 * US, 0);
+        let mut world = World::new(&[1, 1], vec![Program::fills(200 * US), gaps]);
+        let now_ns = world.bench.now_ns;
+        world.bench.scheduler.run_as(now_ns, setup(before));
+        world.run(3000 * MS);
+        // It wants more from here on.
+        (world.programs[1].kernel_ns, world.programs[1].host_ns) = (200 * US, 20 * US);
+        let now_ns = world.bench.now_ns;
+        world.bench.scheduler.run_as(now_ns, setup(Mode::Exclusive));
+        world.run(20 * MS);
+        let parts = world.parts(500 * MS);
+        let even = (parts[0] - parts[1]).abs() < 0.1;
+        assert!(even, "after {before:?}: {parts:?}");
+    }
+}
+
+#[test]
 fn a_process_that_does_not_weigh_or_is_not_followed_brings_slices() {
     let programs = || vec![Program::fills(200 * US), Program::fills(100 * US)];
     let mut world = World::new(&[1, 1], programs());

@@ -373,6 +373,10 @@ impl Order for Guard {
         };
     }
 
+    fn resume(&mut self) {
+        self.passes.resume();
+    }
+
     fn rank(&self, tenant: &TenantView, view: &View<'_>, ahead_ns: u64) -> Option<Rank> {
         if tenant.class == Class::Opportunistic {
             let crowded = !self.beside || !Self::sees(view);

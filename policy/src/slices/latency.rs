@@ -335,6 +335,10 @@ impl Order for Latency {
         self.passes.follow(view);
     }
 
+    fn resume(&mut self) {
+        self.passes.resume();
+    }
+
     fn rank(&self, tenant: &TenantView, view: &View<'_>, ahead_ns: u64) -> Option<Rank> {
         if let Some((tier, deadline_ns)) = self.due(tenant, view, ahead_ns) {
             return Some(Rank::new(tier, i128::from(deadline_ns)));

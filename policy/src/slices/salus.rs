@@ -229,6 +229,12 @@ impl Order for Salus {
         self.meters.insert(id, Meter { integral, ..meter });
     }
 
+    fn resume(&mut self) {
+        for meter in self.meters.values_mut() {
+            meter.integral = 0.0;
+        }
+    }
+
     fn follow(&mut self, view: &View<'_>) {
         self.partitions.set_device_bytes(view.device.memory_bytes);
         self.partitions.retain(|id| view.tenant(id).is_some());

@@ -32,6 +32,9 @@
 //! week of sleep leaves the difference as it was. A remain above zero is debt and kept whole; a
 //! remain below zero is what the schedule still owed it, kept up to one quantum.
 //!
+//! *Slices after none.* Where everybody had the device at once for a while (another mode of the
+//! device), all start anew at the same pass: what each could use then was not the schedule's.
+//!
 //! *Classes.* Guaranteed tenants come first; opportunistic tenants share what is left, and lose the
 //! device as soon as a guaranteed tenant wants it. The policy is work-conserving: a tenant without
 //! competitors keeps running.
@@ -120,6 +123,10 @@ impl SlicePolicy for Stride {
 
     fn decide(&mut self, view: &View<'_>) -> Decision {
         self.0.decide(view)
+    }
+
+    fn resume(&mut self) {
+        self.0.resume();
     }
 
     fn debt_ns(&self, id: TenantId) -> Option<i64> {
@@ -252,6 +259,10 @@ impl Order for Passes {
         })
     }
 
+    fn resume(&mut self) {
+        *self = Self::default();
+    }
+
     fn debt_ns(&self, id: TenantId) -> Option<i64> {
         let member = self.members.get(&id)?;
         let ahead = match member.standing {
@@ -298,6 +309,22 @@ mod tests {
             quantum: QUANTUM,
             device: Device::EXCLUSIVE,
         })
+    }
+
+    #[test]
+    fn what_was_charged_while_all_ran_at_once_is_nobodys_debt() {
+        let mut stride = Stride::new();
+        let tenants = [tenant(1, 500_000, true), tenant(2, 500_000, true)];
+        decide(&mut stride, 0, &tenants, None);
+        stride.charge(TenantId(1), 3000 * MS);
+        stride.charge(TenantId(2), 100 * MS);
+        assert!(stride.debt_ns(TenantId(1)) > 0);
+        stride.resume();
+        decide(&mut stride, 3000 * MS, &tenants, None);
+        assert_eq!(
+            (stride.debt_ns(TenantId(1)), stride.debt_ns(TenantId(2))),
+            (0, 0)
+        );
     }
 
     #[test]
