@@ -74,6 +74,7 @@ enum { CU_NOT_READY = 600, CU_NOT_SUPPORTED = 801 };
   X(GraphLaunch, "cuGraphLaunch", (void *, CUstream))                                                                         \
   X(GraphExecDestroy, "cuGraphExecDestroy", (void *))                                                                         \
   X(GraphDestroy, "cuGraphDestroy", (void *))                                                                                 \
+  X(StreamWaitValue64, "cuStreamWaitValue64_v2", (CUstream, CUdeviceptr, uint64_t, unsigned))                                 \
   X(StreamWriteValue64, "cuStreamWriteValue64_v2", (CUstream, CUdeviceptr, uint64_t, unsigned))                               \
   X(EventCreate, "cuEventCreate", (CUevent *, unsigned))                                                                      \
   X(EventRecord, "cuEventRecord", (CUevent, CUstream))                                                                        \
@@ -138,6 +139,8 @@ int mode_idle_marks(int argc, char **argv);
 int mode_vmm(int argc, char **argv);
 int mode_pcie(int argc, char **argv);
 int mode_turns(int argc, char **argv);
+int mode_bursts(int argc, char **argv);
+int mode_blocked(int argc, char **argv);
 int mode_ahead(int argc, char **argv);
 int mode_handles(int argc, char **argv);
 int mode_pins(int argc, char **argv);

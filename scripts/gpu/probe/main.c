@@ -10,6 +10,8 @@
  *   probe pcie [BYTES]                             what the link carries (memory.c)
  *   probe turns SECONDS KERNEL_US GAP_US [host]    an always busy tenant and its gaps (turns.c)
  *   probe ahead SECONDS LAUNCHES KERNEL_US SLOW_US a host that is ahead and behind in turns (turns.c)
+ *   probe bursts SECONDS KERNELS KERNEL_US PAUSE_US a little work now and then, and how long it takes (turns.c)
+ *   probe blocked SECONDS                          a stream with work behind a wait for the host (turns.c)
  *   probe handles SECONDS BYTES [copy]             physical handles beside a copy or another process (neighbours.c)
  *   probe pins SECONDS BYTES                       page-locking, again and again (neighbours.c)
  *   probe allocs SECONDS BYTES                     each allocation's time (neighbours.c)
@@ -30,7 +32,8 @@ int main(int argc, char **argv) {
                {"info", mode_info},     {"first", mode_first},     {"marks", mode_marks},   {"vmm", mode_vmm},
                {"pcie", mode_pcie},     {"turns", mode_turns},     {"idle-marks", mode_idle_marks}, {"handles", mode_handles},
                {"pins", mode_pins},     {"allocs", mode_allocs},   {"streams", mode_streams}, {"destroyed", mode_destroyed},
-               {"captures", mode_captures}, {"ahead", mode_ahead}};
+               {"captures", mode_captures}, {"ahead", mode_ahead},
+               {"bursts", mode_bursts}, {"blocked", mode_blocked}};
   for (size_t i = 0; argc > 1 && i < sizeof modes / sizeof *modes; i++)
     if (!strcmp(argv[1], modes[i].name)) return modes[i].run(argc - 2, argv + 2);
   fprintf(stderr, "probe: unknown mode '%s': there are", argc > 1 ? argv[1] : "");

@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { DEPTH = 4, MOST_KERNELS = 1 << 18, MOST_GAPS = 1 << 14 };
 
@@ -111,6 +112,72 @@ int mode_turns(int argc, char **argv) {
     if (kernels) json_number("first_device_ns", (double)stamp[0][0]), json_number("last_device_ns", (double)stamp[kernels - 1][1]);
     print_gaps("device_gaps", gaps);
   }
+  json_close();
+  return 0;
+}
+
+static void nap(uint64_t us) {
+  const struct timespec time = {(time_t)(us / 1000000), (long)(us % 1000000 * 1000)};
+  nanosleep(&time, NULL);
+}
+
+/* bursts SECONDS KERNELS KERNEL_US PAUSE_US: KERNELS at once, a wait for them, a pause of the host; ns of each burst, from the
+ * first launch to the end of the wait. Beside another process that tells what the device takes to come to this one. */
+int mode_bursts(int argc, char **argv) {
+  enum { MOST = 1 << 14 };
+  static double took[MOST];
+  if (argc < 4) fail("bursts SECONDS KERNELS KERNEL_US PAUSE_US");
+  const size_t kernels = strtoull(argv[1], NULL, 10);
+  uint64_t us = strtoull(argv[2], NULL, 10);
+  const uint64_t pause_us = strtoull(argv[3], NULL, 10);
+  driver_start();
+  CUfunction busy = kernel("sublet_busy_us");
+  void *parameters[] = {&us};
+  size_t bursts = 0;
+  const uint64_t begun = now_ns(), end = begun + (uint64_t)(atof(argv[0]) * 1e9);
+  while (now_ns() < end && bursts < MOST) {
+    const uint64_t from = now_ns();
+    for (size_t i = 0; i < kernels; i++)
+      check(cu.LaunchKernel(busy, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL), "cuLaunchKernel");
+    check(cu.CtxSynchronize(), "cuCtxSynchronize");
+    took[bursts++] = (double)(now_ns() - from);
+    nap(pause_us);
+  }
+  json_open();
+  json_number("bursts", (double)bursts);
+  json_number("seconds", (double)(now_ns() - begun) / 1e9);
+  json_list("burst_ns", took, bursts);
+  json_close();
+  return 0;
+}
+
+/* blocked SECONDS: a stream that waits for a value of the host's all the time, with a kernel behind the wait. */
+int mode_blocked(int argc, char **argv) {
+  enum { GEQ = 0, MAPPED = 2 };
+  if (argc < 1) fail("blocked SECONDS");
+  uint64_t us = 10;
+  void *parameters[] = {&us}, *memory;
+  CUdeviceptr flag;
+  CUstream stream;
+  driver_start();
+  CUfunction busy = kernel("sublet_busy_us");
+  check(cu.StreamCreate(&stream, 1), "cuStreamCreate");
+  check(cu.MemHostAlloc(&memory, sizeof(uint64_t), MAPPED), "cuMemHostAlloc");
+  _Atomic uint64_t *value = memory;
+  *value = 0;
+  check(cu.MemHostGetDevicePointer(&flag, memory, 0), "cuMemHostGetDevicePointer");
+  check(cu.StreamWaitValue64(stream, flag, 1, GEQ), "cuStreamWaitValue64");
+  check(cu.LaunchKernel(busy, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL), "cuLaunchKernel");
+  const uint64_t end = now_ns() + (uint64_t)(atof(argv[0]) * 1e9);
+  int waited = 1;
+  while (now_ns() < end) {
+    nap(10000);
+    waited &= cu.StreamQuery(stream) == CU_NOT_READY;
+  }
+  *value = 1;
+  check(cu.StreamSynchronize(stream), "cuStreamSynchronize");
+  json_open();
+  json_flag("waited", waited);
   json_close();
   return 0;
 }

@@ -169,6 +169,10 @@ class Arbiter:
     def set(self, name, share):
         self.context.run([self.context.place.sublet, "set", name, "--share", f"{share:g}"], f"set-{name}", 10, self.env)
 
+    def set_mode(self, mode):
+        """Changes how jobs share the first device."""
+        self.context.run([self.context.place.sublet, "device", "set", "0", "--mode", mode], f"mode-{mode}", 10, self.env)
+
     def environment(self, name, mem=None, share=None):
         """The environment of a job's processes; the job lives until the section ends. Programs started with it are of the job."""
         printer = self.start([sys.executable, "-c", ENV_PRINTER], name, mem, share, piped=True)

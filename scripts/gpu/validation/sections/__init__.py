@@ -5,7 +5,7 @@ A new section is a function of a Context in one of these modules, and a row here
 
 import collections
 
-from . import calls, experiments, frameworks, host, memory, mps, neighbours, residency, shares, torch_jobs, turns
+from . import calls, corun, experiments, frameworks, host, memory, mps, neighbours, residency, shares, torch_jobs, turns
 
 # needs: "torch", "cupy", "jax" or "vllm": a module that must be importable and see a GPU; None:
 # also on the simulated GPU.
@@ -28,6 +28,9 @@ ALL = [
     Section("protect", shares.protect, 55, None, "a guaranteed job beside an opportunistic one, and without us"),
     Section("handover", turns.handover, 30, None, "hand-over between two busy tenants"),
     Section("ahead", turns.ahead, 45, None, "hosts that are ahead of the device and behind in turns, in slices"),
+    Section("corun_facts", corun.facts, 40, None, "how the device changes between processes: after idleness, with an empty queue, blocked"),
+    Section("corun", corun.corun, 190, "torch", "CNN and GPT, two GPTs: sums of speeds without us, in slices and with lend"),
+    Section("corun_mps", corun.under_mps, 70, "torch", "a CNN and a GPT as clients of MPS, in each mode"),
     Section("vmm", memory.vmm, 20, None, "cost of physical handles"),
     Section("pcie", memory.pcie, 20, None, "pinned, duplex and pageable copies; cost of pinning"),
     Section("context_memory", memory.context_memory, 45, None, "device memory of a context and its libraries"),
@@ -50,12 +53,13 @@ ALL = [
     Section("compile", torch_jobs.compiled, 80, "torch", "torch.compile, with its compiler processes"),
 ]
 
-# A run of everything is longer than one command may last on many a borrowed machine. Four calls,
-# the cheap facts first: what fails in the first changes what the second is for. The first three
+# A run of everything is longer than one command may last on many a borrowed machine. Five calls,
+# the cheap facts first: what fails in the first changes what the second is for. All but the last
 # fit whatever happens; of the last, what has no time left is skipped by name, the last first.
 CALLS = {
     "facts": ["device", "write_value", "vmm", "pcie", "context_memory", "transparency", "marks_beside", "vmm_beside", "pin_beside", "streams",
               "ways", "handover", "ahead"],
+    "corun": ["corun_facts", "corun", "corun_mps"],
     "experiments": ["record", "interfere"],
     "figures": ["device", "overheads", "mlp", "residency", "oversubscribe", "fairness", "protect", "tools"],
     "frameworks": ["pytorch_solo", "pytorch_pair", "pytorch_quota", "residency_pytorch", "expandable", "async_alloc", "graphs", "workers", "amp",
