@@ -138,15 +138,22 @@ impl Placer for LivePlacer {
             }
             left
         };
-        let idle = without(&mut facts.down.iter().chain(&facts.busy));
-        let up = without(&mut facts.down.iter());
+        let avoided = facts.avoids(state, job);
+        let closed = || facts.down.iter().chain(&facts.shut).chain(&avoided);
+        let trusted = || closed().chain(&facts.trying);
         let one_node = |gpus: &Vec<GpuId>| {
             gpus.windows(2)
                 .all(|two| state.node_of(two[0]) == state.node_of(two[1]))
         };
         // A placer that weighs waits sees all of them at once.
-        let first = (!self.inner.weighs_waits()).then_some(idle);
-        for left in first.into_iter().chain([up]) {
+        let idle_first = !self.inner.weighs_waits();
+        let idle = idle_first.then(|| without(&mut trusted().chain(&facts.busy)));
+        let mut all = vec![without(&mut trusted())];
+        if !facts.trying.is_empty() {
+            // Where nothing else is free.
+            all.push(without(&mut closed()));
+        }
+        for left in idle.into_iter().chain(all) {
             let try_in = |left: &FreeGpus| {
                 self.inner
                     .place(state, &mut left.clone(), job, gpus)
@@ -168,6 +175,10 @@ impl Placer for LivePlacer {
 
     fn bound(&self, job: JobId) -> Option<Vec<GpuId>> {
         self.shared.facts().pinned.get(&job).cloned()
+    }
+
+    fn keeps_out(&self, state: &ClusterState, job: &Job) -> bool {
+        !self.shared.facts().avoids(state, job).is_empty()
     }
 
     fn all_bound(&self) -> Vec<(JobId, Vec<GpuId>)> {
@@ -269,7 +280,7 @@ impl Packer for LivePacker {
             .pinned
             .get(&joiner.id)
             .is_some_and(other);
-        if pinned {
+        if pinned || self.shared.facts().keeps_out(state, gpus, joiner) {
             return Some(Reason::Bound);
         }
         if self.is_too_far(state, node, [&host.profile, &joiner.profile].into_iter()) {
@@ -317,6 +328,14 @@ impl Packer for LivePacker {
         all: &[JobId],
     ) -> Option<Reason> {
         let node = state.node_of(*gpus.first()?);
+        let shared = self.shared.facts();
+        if all
+            .iter()
+            .any(|id| shared.keeps_out(state, gpus, state.job(*id)))
+        {
+            return Some(Reason::Bound);
+        }
+        drop(shared);
         let profiles = all.iter().map(|id| &state.job(*id).profile);
         if self.is_too_far(state, node, profiles) {
             return Some(Reason::Memory);

@@ -26,7 +26,7 @@ pub static DOCUMENT: LazyLock<String> = LazyLock::new(|| {
     ),
     paths(
         session, document, health, status, decisions, decide, jobs, submit, job, cancel, register,
-        report, forget, kinds, feed, away
+        report, forget, retry, kinds, feed, away
     ),
     components(schemas(Problem)),
     security(("token" = [])),
@@ -139,7 +139,7 @@ mod tests {
             .map(|route| (route.method.to_owned(), route.path.clone()))
             .collect();
         assert_eq!(described, served);
-        assert_eq!(served.len(), 16);
+        assert_eq!(served.len(), 17);
         for route in ROUTES.iter() {
             let operation = &document["paths"][&route.path][route.method.to_lowercase()];
             assert_eq!(

@@ -60,6 +60,42 @@ pub struct NodeRecord {
     pub moves_memory: bool,
     /// Its devices.
     pub devices: Vec<Device>,
+    /// How starts fare there.
+    pub starts: StartsRecord,
+}
+
+/// How starts fare on a node.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StartsRecord {
+    /// Jobs whose starts failed there in a row, oldest first: each once, and a few at most.
+    pub failed: Vec<FailedStart>,
+    /// Why the last one failed.
+    pub reason: String,
+    /// When, on the cluster's clock.
+    pub failed_s: f64,
+    /// Nothing is started there but one job at a time, to try it.
+    pub shut: bool,
+    /// How often in a row it was shut, or tried in vain.
+    pub times: u32,
+    /// It is tried again from then on, on the cluster's clock.
+    pub until_s: f64,
+    /// The job that tries it.
+    pub trial: Option<u64>,
+}
+
+/// A start that failed on a node.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FailedStart {
+    /// Of which job.
+    pub job: u64,
+    /// When, on the cluster's clock.
+    pub at_s: f64,
+    /// The job has started elsewhere since, so that it was not the job.
+    pub confirmed: bool,
+    /// The kind of a job that ran for some moments; empty: it never ran.
+    pub kind: String,
 }
 
 /// Solo speed of a job, by two counters of which one may stand still.
@@ -158,6 +194,12 @@ pub struct RunRecord {
     pub rank: u32,
     /// It said that all is saved and that it may be stopped.
     pub saved: bool,
+    /// When it was ordered, on the cluster's clock; 0: by a hook that did not write that down.
+    pub ordered_s: f64,
+    /// When its node's arbiter was first seen to have it.
+    pub seen_s: Option<f64>,
+    /// It has run for longer than a failed start does.
+    pub worked: bool,
 }
 
 /// How a job ended.
@@ -194,6 +236,8 @@ pub struct JobRecord {
     pub saved: u32,
     /// Starts in a row that came to nothing.
     pub failures: u32,
+    /// On which nodes, each once.
+    pub failed_on: Vec<String>,
     /// Not to be started before, on the cluster's clock.
     pub not_before_s: f64,
     /// Its owner has taken it back.

@@ -24,8 +24,8 @@ use super::openapi;
 use super::placement::{DecideRequest, Decided};
 use super::service::{Service, refusal};
 use super::wire::{
-    Away, DecisionView, Fed, Feed, Health, HookStatus, JobView, KindView, Orders, Registration,
-    Report, Submission, Welcome,
+    Away, DecisionView, Fed, Feed, Health, HookStatus, JobView, KindView, NodeView, Orders,
+    Registration, Report, Submission, Welcome,
 };
 
 /// One row of the API.
@@ -70,7 +70,7 @@ where
 }
 
 /// The whole API.
-fn table() -> [(Route, MethodRouter<Arc<Service>>); 16] {
+fn table() -> [(Route, MethodRouter<Arc<Service>>); 17] {
     const OPEN: bool = true;
     const PROVEN: bool = false;
     [
@@ -87,6 +87,7 @@ fn table() -> [(Route, MethodRouter<Arc<Service>>); 16] {
         row::<__path_register, _, _>(PROVEN, register),
         row::<__path_report, _, _>(PROVEN, report),
         row::<__path_forget, _, _>(PROVEN, forget),
+        row::<__path_retry, _, _>(PROVEN, retry),
         row::<__path_kinds, _, _>(PROVEN, kinds),
         row::<__path_feed, _, _>(PROVEN, feed),
         row::<__path_away, _, _>(PROVEN, away),
@@ -348,6 +349,19 @@ async fn forget(State(service): Served, Varies(node): Varies) -> Response {
     service.with(200, |hook| {
         hook.forget(&node, now).map(|()| serde_json::json!({}))
     })
+}
+
+/// Ends the pause of a node that gets no new jobs because some did not start there: the next job
+/// tries it.
+#[utoipa::path(
+    delete,
+    path = "/v1/nodes/{node}/pause",
+    params(("node" = String, Path)),
+    responses((status = 200, description = "Done.", body = NodeView)),
+)]
+async fn retry(State(service): Served, Varies(node): Varies) -> Response {
+    let now = service.now();
+    service.with(200, |hook| hook.retry(&node, now))
 }
 
 /// Kinds of job that are remembered, each as one of it was submitted last.

@@ -537,6 +537,15 @@ pub struct NodeView {
     pub away: Vec<AwayJob>,
     /// Why it does nothing that this hook says. Empty: it does.
     pub refusal: String,
+    /// Jobs in a row whose starts failed there.
+    pub failed_starts: u64,
+    /// Why the last of them failed, where so many did that the node gets no new jobs. Empty: it
+    /// gets some.
+    pub shut: String,
+    /// Seconds until such a node is tried with one job; null: a job tries it, or the next one will.
+    pub tried_in_s: Option<f64>,
+    /// The job that tries it.
+    pub trial: Option<u64>,
 }
 
 /// A line of the decision log.

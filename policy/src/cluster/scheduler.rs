@@ -416,7 +416,7 @@ impl Scheduler {
                     };
                 }
                 fragmented.push(id);
-                if held.keeps_out(state, &free, id) {
+                if held.keeps_out(state, &free, id) || placer.keeps_out(state, job) {
                     // They may do for others, and those who hold the memory are behind it.
                     return Step::Next;
                 }
@@ -479,6 +479,7 @@ impl Scheduler {
                 }
                 match placer.place(state, &mut free, job, gpus) {
                     Some(taken) => batch.push(start(job, taken, 1.0)),
+                    None if placer.keeps_out(state, job) => return Step::Next,
                     None => return Step::Omit,
                 }
                 if free.total() > 0 {

@@ -29,6 +29,7 @@ impl Hook {
         let batch = self.scheduler.decide(&self.state);
         let asked: BTreeSet<JobId> = batch.iter().map(Decision::job).collect();
         let all = batch.len();
+        let batch = self.one_to_try(batch);
         let mut batch = self.can_be_done(batch);
         let mut touched: BTreeSet<JobId> = batch.iter().map(Decision::job).collect();
         touched.extend(batch.iter().flat_map(|d| self.state.others(d.job())));
@@ -75,8 +76,11 @@ impl Hook {
                     .windows(2)
                     .all(|two| self.state.node_of(two[0]) == self.state.node_of(two[1]));
                 let up = !gpus.iter().any(|gpu| facts.down.contains(gpu));
-                let own = facts.pinned.get(&at).is_none_or(|own| same(own, gpus));
-                if !(one_node && up && own) {
+                let pin = facts.pinned.get(&at);
+                let own = pin.is_none_or(|own| same(own, gpus));
+                // What runs there goes on.
+                let starts = pin.is_some() || !gpus.iter().any(|gpu| facts.shut.contains(gpu));
+                if !(one_node && up && own && starts) {
                     continue;
                 }
                 // Any job of a group may count as its host for the packer; without this check, a
@@ -115,6 +119,32 @@ impl Hook {
         kept.retain(|decision| {
             !(matches!(decision, Decision::Reshare { .. }) && stay.contains(&decision.job()))
         });
+        kept
+    }
+
+    /// The batch with one start for each node that is to be tried: the others are decided anew,
+    /// for places elsewhere.
+    fn one_to_try(&mut self, batch: Vec<Decision>) -> Vec<Decision> {
+        let facts = self.shared.facts();
+        if facts.trying.is_empty() {
+            return batch;
+        }
+        let all = batch.len();
+        let mut tried = BTreeSet::new();
+        let kept: Vec<Decision> = batch
+            .into_iter()
+            .filter(|decision| {
+                let mut gpus = decision.gpus().iter();
+                match gpus.find(|gpu| facts.trying.contains(gpu)) {
+                    Some(gpu) if !facts.pinned.contains_key(&decision.job()) => {
+                        tried.insert(self.state.node_of(*gpu))
+                    }
+                    _ => true,
+                }
+            })
+            .collect();
+        drop(facts);
+        self.changed |= kept.len() < all;
         kept
     }
 
@@ -405,11 +435,13 @@ impl Hook {
             sent: terms,
             joiner,
             rank,
+            ordered_s: self.now_s,
             ..RunRecord::default()
         });
         record.reason.clear();
         self.dirty.insert(id);
         self.watches.remove(&id);
+        self.begin_trial(&node, id);
         self.order(
             &node,
             RunId { job: id, attempt },

@@ -27,6 +27,7 @@ mod rebuild;
 mod services;
 mod sizes;
 mod speeds;
+mod starts;
 #[cfg(test)]
 mod tests;
 mod trial;
@@ -156,6 +157,10 @@ struct NodeEntry {
     heard_s: Option<f64>,
     /// As last reported to the policies.
     up: bool,
+    /// Whether it takes starts, as last reported to the policies.
+    door: starts::Door,
+    /// It is in the policies' view.
+    in_view: bool,
     waits: Vec<WaitMatrix>,
     /// What its arbiter has of the machine's memory for what is not on the devices, as last
     /// reported.
@@ -444,6 +449,7 @@ impl Hook {
     pub fn step(&mut self, now: impl Into<Now>) -> Result<(), StoreError> {
         self.advance(now);
         self.watch_nodes();
+        self.watch_starts();
         if self.state.jobs().len() > PAST_IN_VIEW + 2 * self.live.len() {
             // It numbers jobs, kinds and users for as long as it lives.
             self.rebuild();

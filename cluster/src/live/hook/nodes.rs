@@ -6,9 +6,10 @@ use control::{ControlError, ErrorCode};
 use policy::cluster::JobId;
 
 use super::place::residents;
+use super::starts::Start;
 use super::{Hook, NodeEntry, invalid, refuse};
 use crate::live::clock::Now;
-use crate::live::records::NodeRecord;
+use crate::live::records::{NodeRecord, StartsRecord};
 use crate::live::wire::{
     API_MAJOR, Ack, Away, AwayJob, Ended, JobPhase, MAX_OTHERS, Order, Orders, OtherJob,
     Registration, Report, RunId, RunReport, Welcome, What, is_slurms,
@@ -22,8 +23,6 @@ const MAX_NODES: usize = 1024;
 const MAX_FAILURES: u32 = 5;
 /// Longest wait between two starts, in seconds.
 const MAX_BACKOFF_S: f64 = 60.0;
-/// Exit code of `sublet run` where it has not started the command.
-const NOT_STARTED: i32 = 125;
 /// Bytes of orders in an answer: below what is taken as one body.
 const ORDERS_BYTES: usize = 4 << 20;
 /// Bytes of a word that a node says of itself: the longest is a path.
@@ -64,7 +63,7 @@ impl Hook {
         }
         check_devices(&said)?;
         check_words(&said)?;
-        let record = NodeRecord {
+        let mut record = NodeRecord {
             name: name.to_owned(),
             instance: said.instance,
             machine: said.machine,
@@ -79,6 +78,7 @@ impl Hook {
             mem_bytes: said.mem_bytes,
             moves_memory: said.moves_memory,
             devices: said.devices,
+            starts: StartsRecord::default(),
         };
         match self.nodes.get(name) {
             None if self.nodes.len() >= MAX_NODES => {
@@ -105,6 +105,10 @@ impl Hook {
                 }
             }
         }
+        if let Some(known) = self.nodes.get(name) {
+            // What was given up above may have counted.
+            record.starts = known.record.starts.clone();
+        }
         let changed = self
             .nodes
             .get(name)
@@ -119,6 +123,7 @@ impl Hook {
             self.changes.dropped_nodes.retain(|dropped| dropped != name);
             self.say("node", 0, None, format!("{name} is registered"));
         }
+        self.try_registered(name);
         self.watch_nodes();
         Ok(Welcome {
             hook: self.id.clone(),
@@ -388,6 +393,7 @@ impl Hook {
                 job.started_unix_ms = Some(self.shown_unix_ms);
                 self.dirty.insert(id.job);
             }
+            self.on_running(node, id);
             return;
         }
         let ordered = self.orders.get(node).into_iter().flatten();
@@ -449,8 +455,13 @@ impl Hook {
         }
     }
 
-    /// An attempt is over. A repeated report has no effect.
+    /// An attempt is over, as its node reports. A repeated report has no effect.
     pub(super) fn on_end(&mut self, node: &str, id: RunId, ended: &Ended) {
+        self.end(node, id, ended, true);
+    }
+
+    /// An attempt is over. `seen`: its node reports that, and nobody has given it up.
+    fn end(&mut self, node: &str, id: RunId, ended: &Ended, seen: bool) {
         let Some(record) = self.jobs.get_mut(&id.job) else {
             return;
         };
@@ -476,15 +487,24 @@ impl Hook {
         }
         self.watches.remove(&id.job);
         self.probed.remove(&id.job);
+        let is_trial = self.end_trial(node, id.job);
+        let Some(record) = self.jobs.get(&id.job) else {
+            return;
+        };
+        let own = run.stopping || record.cancelled || record.over.is_some() || !seen;
+        let ended = &Ended {
+            words: shorten(&ended.words),
+            ..ended.clone()
+        };
+        let start = self.start_of(id.job, &run, ended, own);
+        // One that was counted says nothing of the node now.
+        if start == Start::Worked && !run.worked {
+            let since_s = if is_trial { self.now_s } else { run.ordered_s };
+            self.start_worked(node, id.job, since_s);
+        }
         let Some(record) = self.jobs.get_mut(&id.job) else {
             return;
         };
-        let words = shorten(&ended.words);
-        let lost = ended.code.is_none() && ended.signal.is_none() && !ended.never_started;
-        let failed_to_start = ended.never_started || ended.code == Some(NOT_STARTED);
-        if !failed_to_start {
-            record.failures = 0;
-        }
         if record.over.is_some() {
             return;
         }
@@ -494,44 +514,82 @@ impl Hook {
         }
         // A job that was asked to make space and has ended by itself after it saved is not done
         // yet.
-        let gave_way = run.stopping && run.saved && record.submission.restartable;
+        let restartable = record.submission.restartable;
+        let gave_way = run.stopping && run.saved && restartable;
         if ended.well() && !gave_way {
             return self.over(id.job, JobPhase::Done, ended.code, String::new());
         }
-        if failed_to_start {
-            record.failures += 1;
-            if record.failures >= MAX_FAILURES {
-                let reason = format!("it could not be started {MAX_FAILURES} times: {words}");
-                return self.over(id.job, JobPhase::Failed, ended.code, reason);
+        if matches!(start, Start::Never | Start::Soon) {
+            let kind = match start {
+                Start::Soon => record.submission.kind.clone(),
+                _ => String::new(),
+            };
+            self.start_failed(node, id.job, &kind, &how(ended));
+            if is_trial {
+                self.trial_failed(node);
             }
-            let backoff_s = 2f64.powi(record.failures as i32 - 1).min(MAX_BACKOFF_S);
-            return self.again(
-                id.job,
-                backoff_s,
-                format!("{node} could not start it: {words}"),
-            );
         }
-        if record.submission.restartable && run.stopping {
+        if start == Start::Never || (start == Start::Soon && self.is_tried_elsewhere(id.job, ended))
+        {
+            return self.start_again(node, id.job, ended);
+        }
+        if start == Start::Soon {
+            self.clear_job(id.job);
+        }
+        let lost = ended.code.is_none() && ended.signal.is_none();
+        if restartable && run.stopping {
             return self.again(
                 id.job,
                 0.0,
                 "stopped to make space; it goes on where it was".into(),
             );
         }
-        if record.submission.restartable && lost {
+        if ended.never_started {
+            return self.again(id.job, 0.0, "stopped before it began".into());
+        }
+        if restartable && lost {
+            let words = &ended.words;
             return self.again(id.job, 0.0, format!("its end was not seen: {words}"));
         }
-        let how = match (ended.code, ended.signal) {
-            (Some(code), _) => format!("exit code {code}"),
-            (None, Some(signal)) => format!("ended by signal {signal}"),
-            (None, None) => "its end was not seen".into(),
+        self.over(id.job, JobPhase::Failed, ended.code, how(ended));
+    }
+
+    /// Whether a job that failed within moments is given another start: one that may be started
+    /// twice, on one other node, and again where nobody saw how it ended.
+    fn is_tried_elsewhere(&self, job: u64, ended: &Ended) -> bool {
+        let Some(record) = self.jobs.get(&job) else {
+            return false;
         };
-        let reason = if words.is_empty() {
-            how
-        } else {
-            format!("{how}: {words}")
+        let lost = ended.code.is_none() && ended.signal.is_none();
+        let once = record.failed_on.len() < 2 && self.has_another_node(job);
+        record.submission.restartable && (lost || once)
+    }
+
+    /// Another start for a job whose last one failed, as long as there were few.
+    fn start_again(&mut self, node: &str, id: u64, ended: &Ended) {
+        let Some(record) = self.jobs.get_mut(&id) else {
+            return;
         };
-        self.over(id.job, JobPhase::Failed, ended.code, reason);
+        record.failures += 1;
+        if record.failures >= MAX_FAILURES {
+            let on = match &record.failed_on[..] {
+                [] | [_] => String::new(),
+                several => format!(" on {}", several.join(", ")),
+            };
+            let reason = format!(
+                "it could not be started {MAX_FAILURES} times{on}: {}",
+                how(ended)
+            );
+            self.clear_job(id);
+            return self.over(id, JobPhase::Failed, ended.code, reason);
+        }
+        // CAST: a few.
+        let backoff_s = 2f64.powi(record.failures as i32 - 1).min(MAX_BACKOFF_S);
+        self.again(
+            id,
+            backoff_s,
+            format!("{node} could not start it: {}", how(ended)),
+        );
     }
 
     /// Back among those that wait, after a while.
@@ -561,7 +619,10 @@ impl Hook {
         let Some(at) = self.live.remove(&id) else {
             return;
         };
-        self.shared.facts().pinned.remove(&at);
+        let mut facts = self.shared.facts();
+        facts.pinned.remove(&at);
+        facts.avoided.remove(&at);
+        drop(facts);
         let others: Vec<JobId> = self.state.others(at).collect();
         self.state.finish(at);
         self.scheduler.note(at);
@@ -624,14 +685,11 @@ impl Hook {
             })
             .collect();
         for id in lost {
-            self.on_end(
-                node,
-                id,
-                &Ended {
-                    words: why.to_owned(),
-                    ..Ended::default()
-                },
-            );
+            let ended = Ended {
+                words: why.to_owned(),
+                ..Ended::default()
+            };
+            self.end(node, id, &ended, false);
         }
     }
 
@@ -642,12 +700,7 @@ impl Hook {
     pub fn forget(&mut self, node: &str, now: impl Into<Now>) -> Result<(), ControlError> {
         self.advance(now);
         if !self.nodes.contains_key(node) {
-            let known: Vec<&str> = self.nodes.keys().map(String::as_str).collect();
-            let error = ControlError::new(
-                ErrorCode::Other("unknown_node".into()),
-                format!("no node is called `{node}`"),
-            );
-            return Err(error.with_hint(format!("known: {}", known.join(", "))));
+            return Err(self.no_node(node));
         }
         self.give_up(node, "its node was given up");
         self.nodes.remove(node);
@@ -664,6 +717,21 @@ impl Hook {
         );
         self.rebuild();
         Ok(())
+    }
+}
+
+/// How an attempt ended, for people.
+fn how(ended: &Ended) -> String {
+    let how = match (ended.code, ended.signal) {
+        _ if ended.never_started => String::new(),
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("ended by signal {signal}"),
+        (None, None) => "its end was not seen".into(),
+    };
+    match (how.is_empty(), ended.words.is_empty()) {
+        (_, true) => how,
+        (true, false) => ended.words.clone(),
+        (false, false) => format!("{how}: {}", ended.words),
     }
 }
 

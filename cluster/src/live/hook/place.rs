@@ -19,6 +19,7 @@ use policy::PolicyError;
 
 use super::learned::Learned;
 use super::past::{Pairs, Solos};
+use super::starts::Door;
 use super::{Config, Hook, NodeEntry};
 use crate::live::placement::{Candidate, DecideRequest, Decided, JobProfile, Unfit};
 use crate::live::records::NodeRecord;
@@ -115,6 +116,10 @@ impl Hook {
         };
         if !entry.up {
             return Err("its node is silent".into());
+        }
+        let starts = &entry.record.starts;
+        if starts.door(self.now_s) == Door::Shut {
+            return Err(format!("jobs do not start on its node: {}", starts.reason));
         }
         let same = |uuid: &str| uuid.eq_ignore_ascii_case(&said.uuid);
         let Some(device) = entry.record.devices.iter().find(|d| same(&d.uuid)) else {

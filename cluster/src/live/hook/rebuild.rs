@@ -10,6 +10,7 @@ use policy::cluster::{
 
 use super::claims::number_kinds;
 use super::past::{as_metered, past};
+use super::starts::Door;
 use super::{Hook, UNKNOWN_WORK_S, policy_class, scheduler_of};
 use crate::live::adapt::Known;
 use crate::live::facts::Facts;
@@ -99,7 +100,12 @@ impl Hook {
         let (Some(record), Some(at)) = (self.jobs.get(&id), self.live.get(&id)) else {
             return;
         };
+        let avoided = self.avoided(id);
         let mut facts = self.shared.facts();
+        facts.avoided.remove(at);
+        if let Some(avoided) = avoided {
+            facts.avoided.insert(*at, avoided);
+        }
         facts.pinned.remove(at);
         let own = record
             .run
@@ -130,8 +136,8 @@ impl Hook {
         u32::try_from(at).ok().map(GpuId)
     }
 
-    /// Make the policies' view from the records: nodes that are up or have jobs, jobs that are not
-    /// over, each where its node has it.
+    /// Make the policies' view from the records: nodes that take jobs or have some, jobs that are
+    /// not over, each where its node has it.
     pub(super) fn rebuild(&mut self) {
         self.keep_progress();
         (self.kinds, self.gpu_types) = Default::default();
@@ -147,9 +153,13 @@ impl Hook {
         let mut nodes = Vec::new();
         let mut facts = Facts::default();
         self.places.clear();
-        for (name, entry) in &self.nodes {
+        for (name, entry) in &mut self.nodes {
             let record = &entry.record;
-            if record.devices.is_empty() || !(entry.up || holding.contains(name.as_str())) {
+            entry.door = record.starts.door(self.now_s);
+            let usable = entry.up && entry.door != Door::Shut;
+            let holds = holding.contains(name.as_str());
+            entry.in_view = !record.devices.is_empty() && (usable || holds);
+            if !entry.in_view {
                 continue;
             }
             // CAST: a registration has at most 64 devices.
@@ -170,6 +180,11 @@ impl Hook {
                 let gpu = GpuId(self.places.len() as u32);
                 if !entry.up {
                     facts.down.insert(gpu);
+                }
+                match entry.door {
+                    Door::Open => {}
+                    Door::Trying => drop(facts.trying.insert(gpu)),
+                    Door::Shut => drop(facts.shut.insert(gpu)),
                 }
                 self.places.push((name.clone(), device.uuid.clone()));
             }

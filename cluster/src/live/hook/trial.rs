@@ -34,7 +34,7 @@ const IDLE_TIMES: f64 = 5.0;
 /// What was metered of an attempt, last.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Watch {
-    attempt: u32,
+    pub(super) attempt: u32,
     /// Which life of its arbiter counts.
     life_unix_ms: u64,
     last: Sample,

@@ -6,6 +6,7 @@ use control::ControlError;
 
 use super::claims::Judge;
 use super::jobs::no_job;
+use super::starts::Door;
 use super::{Hook, NodeEntry};
 use crate::live::records::{JobRecord, PairRecord};
 use crate::live::wire::{DecisionView, HookStatus, JobPhase, JobView, NodeView, PairView};
@@ -70,7 +71,9 @@ impl Hook {
         }
     }
 
-    fn node_view(&self, name: &str, entry: &NodeEntry) -> NodeView {
+    pub(super) fn node_view(&self, name: &str, entry: &NodeEntry) -> NodeView {
+        let starts = &entry.record.starts;
+        let door = starts.door(self.now_s);
         let on = |job: &&JobRecord| job.run.as_ref().is_some_and(|run| run.node == name);
         NodeView {
             name: name.to_owned(),
@@ -96,6 +99,15 @@ impl Hook {
                 Vec::new()
             },
             refusal: self.refusals.get(name).cloned().unwrap_or_default(),
+            // CAST: a few.
+            failed_starts: starts.failed.len() as u64,
+            shut: match starts.shut {
+                true => starts.reason.clone(),
+                false => String::new(),
+            },
+            tried_in_s: (door == Door::Shut && starts.trial.is_none())
+                .then_some(starts.until_s - self.now_s),
+            trial: starts.trial,
         }
     }
 

@@ -519,6 +519,7 @@ fn mistakes_are_answered_with_their_status() {
         ("GET", "/v1/jobs/x", "", 404, "`x`"),
         ("DELETE", "/v1/nodes/n", "", 404, "`n`"),
         ("POST", "/v1/nodes/n/report", "{}", 404, "unknown_node"),
+        ("DELETE", "/v1/nodes/n/pause", "", 404, "`n`"),
         ("PUT", "/v1/nodes/n", "{}", 409, "version 1"),
         ("GET", "/v1/decisions?above=x", "", 400, "above"),
         ("POST", "/v1/decide", "{}", 400, "no candidates"),

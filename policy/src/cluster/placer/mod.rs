@@ -75,6 +75,10 @@ pub trait Placer: Send {
     fn bound(&self, _job: JobId) -> Option<Vec<GpuId>> {
         None
     }
+    /// Some GPUs are none for this job although they are free, and may do for others behind it.
+    fn keeps_out(&self, _state: &ClusterState, _job: &Job) -> bool {
+        false
+    }
     /// All jobs that are bound, with their GPUs. They keep their memory there when they are
     /// stopped.
     fn all_bound(&self) -> Vec<(JobId, Vec<GpuId>)> {

@@ -23,6 +23,7 @@ mod pairs;
 mod place;
 mod rounds;
 mod services;
+mod starts;
 
 const BEGIN_MS: u64 = 1_000_000;
 
