@@ -40,6 +40,8 @@ pub enum ClusterCommand {
     Slurm(Box<SlurmPacker>),
     /// Give a node up: what runs there is counted as lost
     Forget(Forget),
+    /// Try a node again, now, that gets no new jobs because some did not start there
+    Retry(Retry),
     /// Make certificates for hook, nodes and operators, by an authority of your own
     Certificates(Certificates),
     /// Print the token of one node, by which it may speak as itself and do nothing else
@@ -282,6 +284,15 @@ pub struct SlurmPacker {
 
 #[derive(Debug, Args)]
 pub struct Forget {
+    #[command(flatten)]
+    pub hook: Hook,
+    /// The node
+    #[arg(value_name = "NODE")]
+    pub node: String,
+}
+
+#[derive(Debug, Args)]
+pub struct Retry {
     #[command(flatten)]
     pub hook: Hook,
     /// The node

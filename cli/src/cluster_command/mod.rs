@@ -19,7 +19,7 @@ use cluster::live::http::client::Client;
 use cluster::live::http::server;
 use cluster::live::placement::{DecideRequest, Decided};
 use cluster::live::service::{self, Service};
-use cluster::live::wire::{DecisionView, HookStatus, JobView, Submission};
+use cluster::live::wire::{DecisionView, HookStatus, JobView, NodeView, Submission};
 use policy::cluster::Choice;
 use policy::cluster::catalogue::is_round_allocator;
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use crate::exit::Result;
 use crate::json::object;
 use crate::table::{Align, Table};
-use args::{Cancel, ClusterCommand, Decide, Forget, Log, Serve, Show, Submit};
+use args::{Cancel, ClusterCommand, Decide, Forget, Log, Retry, Serve, Show, Submit};
 
 /// TIMEOUT: the hook syncs a disk before it answers.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -47,6 +47,7 @@ pub fn cluster(args: &args::Cluster) -> Result<String> {
         ClusterCommand::Decide(args) => decide(args),
         ClusterCommand::Slurm(args) => slurm::pack(args),
         ClusterCommand::Forget(args) => forget(args),
+        ClusterCommand::Retry(args) => retry(args),
         ClusterCommand::Certificates(args) => certificates::make(args),
         ClusterCommand::NodeToken(args) => certificates::node_token(args),
         ClusterCommand::RunJob { dir } => node::run_job(dir),
@@ -375,6 +376,7 @@ fn status(args: &Show) -> anyhow::Result<String> {
             _ if !node.refusal.is_empty() => {
                 format!("does nothing that this hook says ({})", node.refusal)
             }
+            (true, _) if !node.shut.is_empty() => format!("up, {}", no_new_jobs(node)),
             (true, _) => "up".to_owned(),
             (false, Some(s)) => format!("silent for {s:.0} s"),
             (false, None) => "not heard since the hook started".to_owned(),
@@ -474,6 +476,29 @@ fn decide(args: &Decide) -> anyhow::Result<String> {
         .with_context(|| format!("{} is no question", args.file.display()))?;
     let decided: Decided = client(&args.hook)?.ask("POST", "/v1/decide", Some(&asked))?;
     Ok(object(serde_json::to_value(decided)?))
+}
+
+/// Why a node gets none, and until when.
+fn no_new_jobs(node: &NodeView) -> String {
+    let until = match (node.trial, node.tried_in_s) {
+        (Some(job), _) => format!("job {job} tries it"),
+        (None, Some(s)) => format!("tried again in {s:.0} s"),
+        (None, None) => "the next job tries it".to_owned(),
+    };
+    format!(
+        "no new jobs as {} did not start there ({}); {until}",
+        counted(node.failed_starts, "job"),
+        node.shut
+    )
+}
+
+fn retry(args: &Retry) -> anyhow::Result<String> {
+    let path = format!("/v1/nodes/{}/pause", args.node);
+    let node: NodeView = client(&args.hook)?.ask("DELETE", &path, None::<&()>)?;
+    Ok(match node.shut.is_empty() {
+        true => format!("{} gets jobs\n", args.node),
+        false => format!("{}: {}\n", args.node, no_new_jobs(&node)),
+    })
 }
 
 fn forget(args: &Forget) -> anyhow::Result<String> {
