@@ -4,6 +4,9 @@
 //! An engine knows an attempt of a job by its number and remembers it until it is forgotten, over
 //! its own restart too. It never starts an attempt twice.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -56,7 +59,8 @@ pub trait Engine: Send {
     /// [`EngineError`]: it is not known what runs, so the caller must not conclude anything.
     fn list(&mut self) -> Result<Vec<RunReport>, EngineError>;
     /// Starts an attempt with its environment and share. An attempt that was started before stays
-    /// as it is.
+    /// as it is. Where it is not known whether it will run, it counts as started, and the list says
+    /// what becomes of it.
     ///
     /// # Errors
     /// [`EngineError`]: it does not run and will not.
@@ -79,8 +83,9 @@ pub trait Engine: Send {
 /// Its state lies in one directory for each attempt, which only the arbiter's user can enter:
 /// `spec.json` (what to run), `started` (made by the runner, once, with its process), `traces.json`
 /// and `job.json` (how its processes are found), `exit.json`, `settled`. So the successor of a
-/// killed arbiter knows its attempts, and nothing that a job writes is trusted. Output and working
-/// directories lie below another directory.
+/// killed arbiter knows its attempts, and nothing that a job writes is trusted. The space of
+/// `exit.json` is taken before the start (`exit.new`), so that a full disk forgets no outcome.
+/// Output and working directories lie below another directory.
 #[derive(Debug)]
 pub struct LocalEngine {
     config: LocalConfig,
@@ -184,12 +189,18 @@ impl LocalEngine {
             ended,
             saved: false,
         };
-        if let Some(ended) = runner::read_exit(dir) {
+        let job = || runner::read_job(dir).map_or(0, |job| job.process.pid);
+        let (exit, claim) = match (runner::read_exit(dir), runner::read_started(dir)) {
+            (Ok(exit), Ok(claim)) => (exit, claim),
+            // Whether it is over is not known now, so it counts as running.
+            _ => return report(job(), None),
+        };
+        if let Some(ended) = exit {
             self.waiting.remove(&run);
             self.killed.remove(&run);
             return report(0, Some(ended));
         }
-        let Some(process) = runner::read_started(dir) else {
+        let Some(claim) = claim else {
             // The runner has not started it yet; or never will, and then it is marked so that no
             // other runner does.
             let since = self.waiting.entry(run).or_insert_with(Instant::now);
@@ -198,30 +209,86 @@ impl LocalEngine {
             }
             return report(0, None);
         };
-        let job = runner::read_job(dir).map_or(0, |job| job.process.pid);
-        if process.lives() {
+        if claim.stopped {
+            let ended = Ended::never("stopped before it began".into());
+            // The claim says it as well, until there is space.
+            let _ = runner::write_exit(dir, &ended);
+            return report(0, Some(ended));
+        }
+        if claim.runner.lives() {
             // A runner that was stopped, or waits for a disk, does not react; its work is done
-            // below.
-            if self.killed.get(&run).is_some_and(|at| at.elapsed() > HEAR) {
-                process.signal(Signal::KILL);
+            // below. But one whose job is over knows the outcome, and nobody else does.
+            if self.killed.get(&run).is_some_and(|at| at.elapsed() > HEAR) && !runner::is_over(dir)
+            {
+                claim.runner.signal(Signal::KILL);
             }
-            return report(job, None);
+            return report(job(), None);
         }
         // It may have written its last word between the two looks.
-        if let Some(ended) = runner::read_exit(dir) {
-            return report(0, Some(ended));
+        match runner::read_exit(dir) {
+            Ok(None) => {}
+            Ok(ended) => return report(0, ended),
+            Err(_) => return report(job(), None),
         }
         // Over only when none of its processes is left: otherwise the next attempt would run beside
         // this one.
         if !runner::end_orphans(dir) {
-            return report(job, None);
+            return report(job(), None);
         }
-        let lost = Ended {
+        let ended = runner::read_noted(dir).unwrap_or_else(|| Ended {
             words: "its runner was killed".into(),
             ..Ended::default()
+        });
+        let _ = runner::write_exit(dir, &ended);
+        report(0, Some(ended))
+    }
+
+    /// The runner of an attempt, unless there is one.
+    fn launch(&self, run: RunId, start: &StartRun, dir: &Path) -> Result<(), EngineError> {
+        let failed = |error: io::Error| EngineError::io(dir, &error);
+        own_directory(dir, 0o700).map_err(failed)?;
+        if dir.join("started").exists() {
+            return Ok(());
+        }
+        let spec = SpecFile {
+            run,
+            cluster: self.cluster.clone(),
+            start: start.clone(),
+            sublet: self.config.executable.clone(),
+            runtime_dir: self.config.runtime_dir.clone(),
+            place: self.places.join(run.to_string()),
+            pass: self.config.pass.clone(),
+            user: self.config.user.clone(),
         };
-        let _ = runner::write_exit(dir, &lost);
-        report(0, Some(lost))
+        // Before its runner: where there is none the attempt is refused, and starts elsewhere.
+        runner::reserve_exit(dir).map_err(failed)?;
+        runner::write_spec(dir, &spec).map_err(failed)?;
+        // If there are two runners of one attempt (the arbiter was killed here and got the order
+        // again), the one that makes `started` runs it.
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(dir.join("runner.log"))
+            .map_err(failed)?;
+        let mut command = Command::new(&self.config.executable);
+        command
+            .args(["cluster", "run-job"])
+            .arg(dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .process_group(0);
+        let mut runner = command
+            .spawn()
+            .map_err(|error| EngineError::io(&self.config.executable, &error))?;
+        // A thread of its own waits for it, so that no zombie stays; the runner outlives this
+        // process.
+        let waiting = std::thread::Builder::new()
+            .name("runner".into())
+            .spawn(move || runner.wait());
+        drop(waiting);
+        Ok(())
     }
 
     /// Removes what was settled long ago, on a thread of its own: a job's directory may hold
@@ -301,68 +368,44 @@ impl Engine for LocalEngine {
 
     fn start(&mut self, run: RunId, start: &StartRun) -> Result<(), EngineError> {
         let dir = self.path(run);
-        let failed = |error: io::Error| EngineError::io(&dir, &error);
-        own_directory(&dir, 0o700).map_err(failed)?;
-        if dir.join("started").exists() {
+        let fresh =
+            fs::symlink_metadata(&dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        let Err(error) = self.launch(run, start, &dir) else {
             return Ok(());
-        }
-        let spec = SpecFile {
-            run,
-            cluster: self.cluster.clone(),
-            start: start.clone(),
-            sublet: self.config.executable.clone(),
-            runtime_dir: self.config.runtime_dir.clone(),
-            place: self.places.join(run.to_string()),
-            pass: self.config.pass.clone(),
-            user: self.config.user.clone(),
         };
-        runner::write_spec(&dir, &spec).map_err(failed)?;
-        // If there are two runners of one attempt (the arbiter was killed here and got the order
-        // again), the one that makes `started` runs it.
-        let log = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .mode(0o600)
-            .open(dir.join("runner.log"))
-            .map_err(failed)?;
-        let mut command = Command::new(&self.config.executable);
-        command
-            .args(["cluster", "run-job"])
-            .arg(&dir)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .process_group(0);
-        let mut runner = command
-            .spawn()
-            .map_err(|error| EngineError::io(&self.config.executable, &error))?;
-        // A thread of its own waits for it, so that no zombie stays; the runner outlives this
-        // process.
-        let waiting = std::thread::Builder::new()
-            .name("runner".into())
-            .spawn(move || runner.wait());
-        drop(waiting);
-        Ok(())
+        if fresh {
+            // No runner has ever been here, and what was made takes space.
+            let _ = fs::remove_dir_all(&dir);
+            return Err(error);
+        }
+        // The order is repeated, and the runner of the first time may be on its way: an attempt
+        // counts as never started once no runner can claim it any more.
+        match runner::mark_stopped(&dir) {
+            Ok(true) => Err(error),
+            Ok(false) | Err(_) => Ok(()),
+        }
     }
 
     fn stop(&mut self, run: RunId, kill: bool) -> Result<(), EngineError> {
         let dir = self.path(run);
-        if !dir.exists() || runner::read_exit(&dir).is_some() {
+        let failed = |error: io::Error| EngineError::io(&dir, &error);
+        if !dir.exists() || runner::read_exit(&dir).map_err(failed)?.is_some() {
             return Ok(());
         }
-        let Some(process) = runner::read_started(&dir) else {
-            // Not begun: a runner that comes now finds that it has ended before.
-            runner::mark_stopped(&dir).map_err(|error| EngineError::io(&dir, &error))?;
+        let Some(claim) = runner::read_started(&dir).map_err(failed)? else {
+            // Not begun: a runner that comes now finds that it has ended before. One that was
+            // faster is stopped the next time.
+            runner::mark_stopped(&dir).map_err(failed)?;
             return Ok(());
         };
         if kill {
             self.killed.entry(run).or_insert_with(Instant::now);
         }
-        if process.lives() {
+        if claim.runner.lives() {
             // The runner knows its processes; if it does not react, the next look at the attempt
             // handles it.
             let ask = if kill { Ask::Kill } else { Ask::End };
-            runner::ask(&dir, ask).map_err(|error| EngineError::io(&dir, &error))?;
+            runner::ask(&dir, ask).map_err(failed)?;
         }
         Ok(())
     }

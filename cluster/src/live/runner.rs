@@ -11,8 +11,15 @@
 //! the job has left behind by its [control group](super::confine), or as its subreaper. Should the
 //! runner itself be killed, the kernel ends the job (PR_SET_PDEATHSIG), and the agent or its
 //! successor ends the rest ([`end_orphans`]) before it says that the attempt is over.
+//!
+//! The start of the job cannot be taken back, so no error after it counts as a start that failed:
+//! the attempt is ended and its end was not seen. Its outcome is known to the runner alone, which
+//! stays until the disk has it. The space for both is [taken before](reserved).
 
 mod output;
+mod reserved;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -40,6 +47,10 @@ use output::Output;
 /// TIMEOUT: what was killed is gone within milliseconds; a minute is a process that the kernel does
 /// not let go of.
 const END: Duration = Duration::from_secs(60);
+/// First and longest pause between tries to write an outcome down.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// See [`FIRST_PAUSE`].
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// What an attempt's processes are known by where there is no control group.
 const WORD: &str = "SUBLET_CLUSTER_MARK";
 /// Variables of the node that its jobs get; those that begin with `LC_` as well.
@@ -113,6 +124,17 @@ pub struct JobProcess {
     pub confined: bool,
 }
 
+/// Who has claimed an attempt.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Claim {
+    /// Its runner.
+    #[serde(flatten)]
+    pub runner: Process,
+    /// It was claimed so that no runner ever runs it.
+    pub stopped: bool,
+}
+
 /// What a runner is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ask {
@@ -141,17 +163,42 @@ pub fn write_spec(dir: &Path, spec: &SpecFile) -> io::Result<()> {
 }
 
 /// How it ended, where it has.
-#[must_use]
-pub fn read_exit(dir: &Path) -> Option<Ended> {
-    read(&dir.join("exit.json"))
+///
+/// # Errors
+/// It is there and cannot be read now.
+pub fn read_exit(dir: &Path) -> io::Result<Option<Ended>> {
+    match fs::read(dir.join("exit.json")) {
+        Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
-/// The runner, where there is or was one.
+/// How it ended, as a runner that was killed had noted it.
 #[must_use]
-pub fn read_started(dir: &Path) -> Option<Process> {
-    let bytes = fs::read(dir.join("started")).ok()?;
-    // Made and not written yet, or killed in between: a process that is none, and has ended.
-    Some(serde_json::from_slice(&bytes).unwrap_or_default())
+pub fn read_noted(dir: &Path) -> Option<Ended> {
+    read(&reserved::space_of(&dir.join("exit.json")))
+}
+
+/// Who has claimed it.
+///
+/// # Errors
+/// It cannot be read now.
+pub fn read_started(dir: &Path) -> io::Result<Option<Claim>> {
+    match fs::read(dir.join("started")) {
+        // Not to be read: a process that is none, and has ended.
+        Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes).unwrap_or_default())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Its job has ended, and its runner writes that down: it is not asked anything any more.
+#[must_use]
+pub fn is_over(dir: &Path) -> bool {
+    let begun = dir.join("traces.json").exists();
+    let asked = fs::symlink_metadata(dir.join("asked"));
+    begun && asked.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// The job's process.
@@ -160,48 +207,86 @@ pub fn read_job(dir: &Path) -> Option<JobProcess> {
     read(&dir.join("job.json"))
 }
 
-/// An attempt that is to end before its runner came to it.
+/// Keeps every runner from an attempt that none has claimed. `false`: one was faster.
 ///
 /// # Errors
-/// The file cannot be written.
-pub fn mark_stopped(dir: &Path) -> io::Result<()> {
-    match claim(dir) {
-        Ok(()) => {
-            let ended = Ended {
-                never_started: true,
-                words: "stopped before it began".into(),
-                ..Ended::default()
-            };
-            write_exit(dir, &ended)
-        }
-        // A runner was faster; it is stopped the next time.
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+/// It cannot be claimed, so a runner may still come to it.
+pub fn mark_stopped(dir: &Path) -> io::Result<bool> {
+    let nobody = Claim {
+        stopped: true,
+        ..Claim::default()
+    };
+    match claim(dir, &nobody) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Be the one who runs it.
-fn claim(dir: &Path) -> io::Result<()> {
+/// Be the one who runs it, or keeps others from that.
+fn claim(dir: &Path, claim: &Claim) -> io::Result<()> {
     // Written first and linked into place: a process that sees `started` sees all of it.
     let own = dir.join(format!("started.{}", std::process::id()));
-    let mut file = OpenOptions::new()
+    let linked = OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(true)
         .mode(0o600)
-        .open(&own)?;
-    file.write_all(&serde_json::to_vec(&Process::own())?)?;
-    let linked = fs::hard_link(&own, dir.join("started"));
+        .open(&own)
+        .and_then(|mut file| file.write_all(&serde_json::to_vec(claim)?))
+        .and_then(|()| fs::hard_link(&own, dir.join("started")));
     let _ = fs::remove_file(&own);
     linked
 }
 
-/// Says how it ended.
+/// Takes the space in which the outcome is written down.
 ///
 /// # Errors
-/// The file cannot be written.
+/// There is none.
+pub fn reserve_exit(dir: &Path) -> io::Result<()> {
+    reserved::reserve(&dir.join("exit.json"))
+}
+
+/// Writes down how it ended.
+///
+/// # Errors
+/// It is not known to be on the disk.
 pub fn write_exit(dir: &Path, ended: &Ended) -> io::Result<()> {
-    replace(&dir.join("exit.json"), &serde_json::to_vec(ended)?)
+    reserved::write(&dir.join("exit.json"), &outcome(ended)?)
+}
+
+/// An outcome that has space in what was taken for it: of words without an end there is the
+/// beginning.
+fn outcome(ended: &Ended) -> io::Result<Vec<u8>> {
+    let mut ended = ended.clone();
+    loop {
+        let bytes = serde_json::to_vec(&ended)?;
+        if bytes.len() <= reserved::SPACE || ended.words.is_empty() {
+            return Ok(bytes);
+        }
+        let half = ended.words.chars().count() / 2;
+        ended.words = ended.words.chars().take(half).collect();
+    }
+}
+
+/// Stays until the outcome is on the disk: no other process knows it.
+///
+/// # Errors
+/// The directory is gone, and with it everybody who would read it.
+fn keep_exit(dir: &Path, ended: &Ended) -> io::Result<()> {
+    let mut pause = FIRST_PAUSE;
+    while let Err(error) = write_exit(dir, ended) {
+        if fs::metadata(dir).is_err_and(|gone| gone.kind() == io::ErrorKind::NotFound) {
+            return Err(error);
+        }
+        if pause == FIRST_PAUSE {
+            let words = "how the job ended cannot be written down and is tried again";
+            let _ = writeln!(io::stderr(), "{}: {words}: {error}", dir.display());
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+    Ok(())
 }
 
 /// Asks the runner of a directory. `false`: it does not listen, not yet or not any more.
@@ -229,8 +314,14 @@ pub fn ask(dir: &Path, what: Ask) -> io::Result<bool> {
 /// until then.
 #[must_use]
 pub fn end_orphans(dir: &Path) -> bool {
-    let Some(traces) = read::<Traces>(&dir.join("traces.json")) else {
-        return true;
+    let traces: Traces = match fs::read(dir.join("traces.json")) {
+        Ok(bytes) => match serde_json::from_slice(&bytes) {
+            Ok(traces) => traces,
+            Err(_) => return true,
+        },
+        // Written before there are any.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return true,
+        Err(_) => return false,
     };
     let mut empty = true;
     if let Some(group) = &traces.group
@@ -266,22 +357,24 @@ pub fn run(dir: &Path, user: impl Fn(Option<&str>) -> io::Result<User>) -> io::R
             dir.display()
         )));
     };
-    match claim(dir) {
+    let own = Claim {
+        // Unknown, it would count as one that has ended.
+        runner: Process::of(std::process::id())
+            .ok_or_else(|| io::Error::other("/proc does not know this process"))?,
+        stopped: false,
+    };
+    match claim(dir, &own) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
         Err(error) => return Err(error),
     }
-    // What its job leaves behind becomes ours and not init's.
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let ended = match begin(dir, &spec, user) {
-        Ok(attempt) => attempt.wait(),
-        Err(error) => Ended {
-            never_started: true,
-            words: error.to_string(),
-            ..Ended::default()
-        },
+        Ok(attempt) => attempt.wait(dir),
+        Err(error) => Ended::never(error.to_string()),
     };
-    write_exit(dir, &ended)
+    // Nothing is left that could be asked: see `is_over`.
+    let _ = fs::remove_file(dir.join("asked"));
+    keep_exit(dir, &ended)
 }
 
 /// A running attempt, as its runner has it.
@@ -291,18 +384,25 @@ struct Attempt {
     status: Option<WaitStatus>,
     pidfd: Option<OwnedFd>,
     group: Option<Group>,
-    /// The job was seen in it.
-    confined: bool,
+    /// As it is written down.
+    record: JobProcess,
+    /// Why it was not, so that the job is ended.
+    unrecorded: Option<io::Error>,
     asked: File,
     stdout: Output,
     stderr: Output,
 }
 
+/// Starts the job. An error: nothing of it runs or has run.
 fn begin(
     dir: &Path,
     spec: &SpecFile,
     user: impl Fn(Option<&str>) -> io::Result<User>,
 ) -> io::Result<Attempt> {
+    // What its job leaves behind becomes ours and not init's.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    reserve_exit(dir)?;
+    reserved::reserve(&dir.join("job.json"))?;
     let user = user(spec.user.as_deref())?;
     let owner = (user.uid, user.gid);
     let work = make_place(&spec.place, owner)?;
@@ -316,17 +416,26 @@ fn begin(
     let asked = listen(dir)?;
     let word =
         random_word().map_err(io::Error::other)? + &random_word().map_err(io::Error::other)?;
+    let in_place = CString::new(work.as_os_str().as_bytes())?;
     let group = Group::make(&format!("sublet.{}.{}", spec.cluster, spec.run));
     let traces = Traces {
         group: group.clone(),
         variable: format!("{WORD}={word}"),
         uid: user.uid,
     };
-    replace(&dir.join("traces.json"), &serde_json::to_vec(&traces)?)?;
+    let unused = |error: io::Error| {
+        if let Some(group) = &group {
+            group.remove();
+        }
+        error
+    };
+    let written = serde_json::to_vec(&traces).map_err(io::Error::from);
+    written
+        .and_then(|bytes| replace(&dir.join("traces.json"), &bytes))
+        .map_err(unused)?;
     let mut command = command(spec, &user, &word);
     command.stdin(Stdio::null()).stdout(out).stderr(err);
     let entrance = group.as_ref().and_then(|group| group.entrance().ok());
-    let in_place = CString::new(work.as_os_str().as_bytes())?;
     let parent = rustix::process::getpid();
     let become_it = user.become_it;
     // SAFETY: between fork and exec this makes system calls that are async-signal-safe, and
@@ -352,24 +461,15 @@ fn begin(
         });
     }
     let child = command.spawn().map_err(|error| {
-        if let Some(group) = &group {
-            group.remove();
-        }
-        io::Error::other(format!(
+        unused(io::Error::other(format!(
             "cannot start {} in {} as {}: {error}",
             spec.sublet.display(),
             work.display(),
             user.name
-        ))
+        )))
     })?;
-    let pid = child.id();
-    let job = JobProcess {
-        process: Process::of(pid).unwrap_or_default(),
-        confined: group.as_ref().is_some_and(|group| group.holds(pid)),
-    };
-    let attempt = Attempt::new(&child, group, job.confined, asked, stdout, stderr)?;
-    replace(&dir.join("job.json"), &serde_json::to_vec(&job)?)?;
-    Ok(attempt)
+    // It runs: from here on there is nothing that returns an error.
+    Ok(Attempt::new(&child, group, asked, stdout, stderr))
 }
 
 /// The directory of an attempt, ours, and in it the job's own.
@@ -457,29 +557,37 @@ impl Attempt {
     fn new(
         child: &Child,
         group: Option<Group>,
-        confined: bool,
         asked: File,
         stdout: Output,
         stderr: Output,
-    ) -> io::Result<Self> {
-        let job = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let job = job.ok_or_else(|| io::Error::other("the job's process has no number"))?;
+    ) -> Self {
+        let pid = child.id();
+        let record = JobProcess {
+            process: Process::of(pid).unwrap_or_default(),
+            confined: group.as_ref().is_some_and(|group| group.holds(pid)),
+        };
+        let job = Pid::from_child(child);
         let flags = rustix::process::PidfdFlags::empty();
-        Ok(Self {
+        Self {
             job,
             status: None,
             // Kernels before 5.3 have none: then it is looked at often.
             pidfd: rustix::process::pidfd_open(job, flags).ok(),
             group,
-            confined,
+            record,
+            unrecorded: None,
             asked,
             stdout,
             stderr,
-        })
+        }
     }
 
     /// Until it is over and nothing of it is left.
-    fn wait(mut self) -> Ended {
+    fn wait(mut self, dir: &Path) -> Ended {
+        if let Err(error) = self.write_down(dir) {
+            self.unrecorded = Some(error);
+            self.kill();
+        }
         while self.status.is_none() {
             self.rest();
             self.hear();
@@ -487,10 +595,27 @@ impl Attempt {
             self.stderr.pump();
             self.reap();
         }
+        // The rest takes up to a minute, in which this process may be killed.
+        let known = outcome(&self.ended(true));
+        let _ = known.and_then(|bytes| reserved::note(&dir.join("exit.json"), &bytes));
         let left = self.end_the_rest();
         self.stdout.pump();
         self.stderr.pump();
         self.ended(left)
+    }
+
+    /// So that its process is found without this one.
+    fn write_down(&self, dir: &Path) -> io::Result<()> {
+        reserved::write(&dir.join("job.json"), &serde_json::to_vec(&self.record)?)
+    }
+
+    /// All of it, as far as it can be found at once.
+    fn kill(&self) {
+        // Not waited for yet, so the number is the job's.
+        let _ = rustix::process::kill_process_group(self.job, Signal::KILL);
+        if let Some(group) = &self.group {
+            group.kill();
+        }
     }
 
     /// Sleeps until there is something to do, a second at most.
@@ -518,17 +643,11 @@ impl Attempt {
         let count = self.asked.read(&mut bytes).unwrap_or(0);
         // PANIC: a read returns at most the buffer's length.
         for byte in &bytes[..count] {
-            let signal = if *byte == b'k' {
-                Signal::KILL
+            if *byte == b'k' {
+                self.kill();
             } else {
-                Signal::TERM
-            };
-            // Not waited for yet, so the number is the job's.
-            let _ = rustix::process::kill_process_group(self.job, signal);
-            if *byte == b'k'
-                && let Some(group) = &self.group
-            {
-                group.kill();
+                // Not waited for yet, so the number is the job's.
+                let _ = rustix::process::kill_process_group(self.job, Signal::TERM);
             }
         }
     }
@@ -553,7 +672,7 @@ impl Attempt {
                 group.kill();
                 over = group.is_empty();
             }
-            if !self.confined {
+            if !self.record.confined {
                 // Those below them are our children once these have ended.
                 for child in children_of(std::process::id()) {
                     child.signal(Signal::KILL);
@@ -582,7 +701,14 @@ impl Attempt {
             signal: self.status.and_then(WaitStatus::terminating_signal),
             ..Ended::default()
         };
-        if !ended.well() {
+        if let Some(error) = &self.unrecorded
+            && ended.code.is_none()
+        {
+            // The signal was ours and says nothing of it.
+            ended.signal = None;
+            ended.words =
+                format!("it was ended, for its process could not be written down: {error}");
+        } else if !ended.well() {
             ended.words = self.stderr.last_words();
         }
         for output in [&self.stdout, &self.stderr] {
@@ -605,86 +731,4 @@ impl Attempt {
 fn without_blocking(fd: impl AsFd) -> io::Result<()> {
     let flags = rustix::fs::fcntl_getfl(&fd)?;
     Ok(rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_attempt_is_claimed_once() {
-        let dir = tempfile::tempdir().unwrap();
-        claim(dir.path()).unwrap();
-        assert_eq!(
-            claim(dir.path()).unwrap_err().kind(),
-            io::ErrorKind::AlreadyExists
-        );
-        assert!(read_started(dir.path()).unwrap().lives());
-        mark_stopped(dir.path()).unwrap();
-        assert!(read_exit(dir.path()).is_none(), "somebody runs it");
-        fs::write(dir.path().join("started"), "").unwrap();
-        assert!(
-            !read_started(dir.path()).unwrap().lives(),
-            "made and never written"
-        );
-    }
-
-    #[test]
-    fn a_runner_that_is_not_there_is_not_asked() {
-        let dir = tempfile::tempdir().unwrap();
-        assert!(!ask(dir.path(), Ask::Kill).unwrap(), "not yet");
-        let mut asked = listen(dir.path()).unwrap();
-        assert!(ask(dir.path(), Ask::End).unwrap() && ask(dir.path(), Ask::Kill).unwrap());
-        let mut bytes = [0; 8];
-        assert_eq!(asked.read(&mut bytes).unwrap(), 2);
-        assert_eq!(&bytes[..2], b"ek");
-        drop(asked);
-        assert!(!ask(dir.path(), Ask::Kill).unwrap(), "not any more");
-    }
-
-    #[test]
-    fn a_job_gets_no_variable_of_the_arbiter_that_is_not_meant_for_it() {
-        let spec = SpecFile {
-            sublet: "/bin/sublet".into(),
-            start: StartRun {
-                env: [("OWN".to_owned(), "1".to_owned())].into(),
-                ..StartRun::default()
-            },
-            pass: vec!["CARGO_MANIFEST_DIR".into()],
-            ..SpecFile::default()
-        };
-        let user = User {
-            uid: 7,
-            gid: 7,
-            name: "somebody".into(),
-            home: "/home/somebody".into(),
-            shell: "/bin/sh".into(),
-            become_it: Box::new(|| Ok(())),
-        };
-        let command = command(&spec, &user, "w");
-        let vars: std::collections::BTreeMap<String, String> = command
-            .get_envs()
-            .map(|(name, value)| {
-                let text = |text: &std::ffi::OsStr| text.to_string_lossy().into_owned();
-                (text(name), value.map(text).unwrap_or_default())
-            })
-            .collect();
-        assert!(std::env::var_os("CARGO_PKG_NAME").is_some(), "one of ours");
-        for name in vars.keys() {
-            let known = NODE_VARIABLES.contains(&name.as_str())
-                || name.starts_with("LC_")
-                || name.starts_with("SUBLET_")
-                || ["HOME", "USER", "LOGNAME", "SHELL", "CUDA_VISIBLE_DEVICES"]
-                    .contains(&name.as_str())
-                || ["OWN", "CARGO_MANIFEST_DIR"].contains(&name.as_str());
-            assert!(known, "{name}");
-        }
-        assert_eq!(vars["HOME"], "/home/somebody");
-        assert_eq!(
-            (vars["OWN"].as_str(), vars["USER"].as_str()),
-            ("1", "somebody")
-        );
-        assert!(vars.contains_key("CARGO_MANIFEST_DIR"), "it was passed on");
-        assert!(!vars.contains_key("CARGO_PKG_NAME"));
-    }
 }

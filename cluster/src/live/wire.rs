@@ -241,6 +241,16 @@ pub struct Ended {
 }
 
 impl Ended {
+    /// Of an attempt that never became the job.
+    #[must_use]
+    pub fn never(words: String) -> Self {
+        Self {
+            never_started: true,
+            words,
+            ..Self::default()
+        }
+    }
+
     /// It did what it was to do.
     #[must_use]
     pub fn well(&self) -> bool {
