@@ -113,6 +113,10 @@ pub struct Agent {
     saved: BTreeSet<RunId>,
     /// Why the hook is refused, as the arbiter's journal has it.
     noted: Option<String>,
+    /// Why the memory is not on the disk, so that it is written again.
+    unsaved: Option<String>,
+    /// Why an end that the hook knows cannot be forgotten.
+    unsettled: Option<String>,
     arbiter: Option<ControlClient>,
 }
 
@@ -187,6 +191,8 @@ impl Agent {
             away: BTreeMap::new(),
             saved: BTreeSet::new(),
             noted: None,
+            unsaved: None,
+            unsettled: None,
             arbiter: None,
         })
     }
@@ -234,13 +240,28 @@ impl Agent {
         self.config.dir.join("agent.json")
     }
 
-    fn remember(&self) -> Result<(), String> {
-        let bytes = serde_json::to_vec(&self.memory).map_err(|error| error.to_string())?;
-        replace(&self.file(), &bytes).map_err(|error| format!("{}: {error}", self.file().display()))
+    /// Writes the memory down. `false`: the disk does not take it, and each turn tries again.
+    fn remember(&mut self) -> bool {
+        let written = serde_json::to_vec(&self.memory).map_err(io::Error::from);
+        let written = written.and_then(|bytes| replace(&self.file(), &bytes));
+        let why = written.err().map(|error| {
+            let file = self.file();
+            format!("{}: {error}; it is written again", file.display())
+        });
+        if let Some(why) = &why
+            && self.unsaved.as_ref() != Some(why)
+        {
+            (self.config.say)(&format!("cluster: {why}"));
+        }
+        self.unsaved = why;
+        self.unsaved.is_none()
     }
 
     /// One report and what follows from its answer. `true`: there is more to say soon.
     fn turn(&mut self) -> Result<bool, String> {
+        if self.unsaved.is_some() {
+            self.remember();
+        }
         // It has proved that it knows the token; the agent checks that it is the current hook
         // before it reports anything.
         let hook = self.hook.meet().map_err(|error| self.failed(&error))?;
@@ -264,21 +285,36 @@ impl Agent {
         };
         self.hear(&orders.hook)?;
         self.noted = None;
+        Ok(self.follow(orders))
+    }
+
+    /// Does what the answer to a report says. `true`: there is more to say soon.
+    fn follow(&mut self, orders: Orders) -> bool {
         let before = self.memory.acks.len();
         self.memory.acks.retain(|ack| ack.seq > orders.acked_seq);
         if self.memory.acks.len() != before {
-            self.remember()?;
+            self.remember();
         }
+        let mut unsettled = None;
         for run in &orders.settled {
-            self.engine
-                .forget(*run)
-                .map_err(|error| error.to_string())?;
-            self.saved.remove(run);
+            match self.engine.forget(*run) {
+                Ok(()) => {
+                    self.saved.remove(run);
+                }
+                // Its end is reported again, and the hook says again that it knows it.
+                Err(error) => unsettled = Some(error.to_string()),
+            }
         }
+        if let Some(why) = &unsettled
+            && self.unsettled.is_none()
+        {
+            (self.config.say)(&format!("cluster: {why}; it is tried again"));
+        }
+        self.unsettled = unsettled;
         self.open = orders.orders;
         let busy = self.obey();
         // After what the hook's own jobs are to do: a move may take a second.
-        Ok(self.move_others(orders.away) || busy)
+        self.move_others(orders.away) || busy
     }
 
     fn hear(&mut self, hook: &HookId) -> Result<(), String> {
@@ -292,7 +328,7 @@ impl Agent {
             .map_err(|error| error.to_string())?;
         if self.memory.hook != *hook {
             self.memory.hook = hook.clone();
-            self.remember()?;
+            self.remember();
         }
         Ok(())
     }
@@ -471,7 +507,11 @@ mod tests {
     use crate::live::engine::EngineError;
     use crate::live::wire::{RunReport, StartRun, What};
 
-    struct Nobody;
+    #[derive(Default)]
+    struct Nobody {
+        /// It cannot write down that an end is known.
+        forgets_nothing: bool,
+    }
 
     impl Engine for Nobody {
         fn name(&self) -> &'static str {
@@ -490,11 +530,18 @@ mod tests {
             Ok(())
         }
         fn forget(&mut self, _: RunId) -> Result<(), EngineError> {
+            if self.forgets_nothing {
+                return Err(EngineError("no space left".into()));
+            }
             Ok(())
         }
     }
 
     fn agent(dir: &Path) -> Result<Agent, String> {
+        agent_of(dir, Nobody::default())
+    }
+
+    fn agent_of(dir: &Path, engine: Nobody) -> Result<Agent, String> {
         let config = Config {
             url: "http://127.0.0.1:9".into(),
             token: "a-token-of-a-test".into(),
@@ -506,7 +553,7 @@ mod tests {
             tls: None,
             say: Arc::new(|_| ()),
         };
-        Agent::new(config, Box::new(Nobody))
+        Agent::new(config, Box::new(engine))
     }
 
     #[test]
@@ -549,6 +596,88 @@ mod tests {
         assert!(!second.obey(), "they were done before");
         assert_eq!(second.memory.acks, acks);
         assert!(second.turn().is_err(), "nobody is at port 9");
+    }
+
+    #[test]
+    fn an_end_that_cannot_be_forgotten_keeps_no_order_from_being_done() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut agent = agent_of(
+            dir.path(),
+            Nobody {
+                forgets_nothing: true,
+            },
+        )
+        .unwrap();
+        let stop = Order {
+            epoch: 1,
+            seq: 1,
+            run: RunId { job: 2, attempt: 1 },
+            what: What::Stop {
+                grace_s: 1.0,
+                signal: None,
+            },
+        };
+        assert!(agent.follow(Orders {
+            settled: vec![RunId { job: 1, attempt: 1 }],
+            orders: vec![stop],
+            ..Orders::default()
+        }));
+        assert_eq!(agent.memory.acks.len(), 1, "it is done");
+    }
+
+    #[test]
+    fn what_the_disk_did_not_take_is_written_in_the_next_turn() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = agent(dir.path()).unwrap();
+        let hook = HookId {
+            cluster: "a".into(),
+            epoch: 5,
+            nonce: "x".into(),
+        };
+        // No file is written over a directory.
+        let obstacle = dir.path().join("agent.new");
+        std::fs::create_dir(&obstacle).unwrap();
+        first.hear(&hook).unwrap();
+        std::fs::remove_dir(&obstacle).unwrap();
+        assert!(first.turn().is_err(), "nobody is at port 9");
+        drop(first);
+        let second = agent(dir.path()).unwrap();
+        assert_eq!(second.memory.hook, hook, "a replaced hook is not obeyed");
+    }
+
+    #[test]
+    fn a_job_is_moved_only_once_it_is_written_down_that_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut agent = agent(dir.path()).unwrap();
+        let (hears, heard) = std::sync::mpsc::channel();
+        control::stand_in::stand_in(&agent.config.api_socket, move |asked| {
+            let control::Request::Move(moves) = asked.request().unwrap() else {
+                panic!("another request");
+            };
+            hears.send(moves.evict.clone()).unwrap();
+            let job = control::JobMoved {
+                job: moves.evict[0].clone(),
+                evicted: true,
+                outcome: control::MoveOutcome::Done,
+                ..control::JobMoved::default()
+            };
+            control::stand_in::answer(&Ok(control::Reply::Moved(control::Moved {
+                jobs: vec![job],
+                ..control::Moved::default()
+            })))
+        });
+        let obstacle = dir.path().join("agent.new");
+        std::fs::create_dir(&obstacle).unwrap();
+        let wanted = Some(vec!["slurm.7".to_owned()]);
+        assert!(
+            !agent.move_others(wanted.clone()),
+            "not before the next turn"
+        );
+        assert_eq!(heard.try_iter().count(), 0, "the next agent would not know");
+        std::fs::remove_dir(&obstacle).unwrap();
+        agent.move_others(wanted);
+        assert_eq!(heard.try_iter().count(), 1);
+        assert!(agent.away["slurm.7"].evicted);
     }
 
     #[test]

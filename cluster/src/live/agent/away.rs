@@ -35,12 +35,13 @@ impl Agent {
             .iter()
             .find(|name| !self.away.get(*name).is_some_and(is_settled));
         if let Some(name) = next.cloned() {
-            if self.memory.moved.insert(name.clone()) {
-                self.keep();
+            if !self.note_move(&name) {
+                // Not now; in the next turn.
+                return false;
             }
             let one = self.evict(&name);
             if !one.reason.is_empty() && self.memory.moved.remove(&name) {
-                self.keep();
+                self.remember();
             }
             self.away.insert(name, one);
         }
@@ -49,16 +50,23 @@ impl Agent {
             && self.restore(name)
         {
             self.memory.moved.remove(name);
-            self.keep();
+            self.remember();
         }
         let open = |name: &String| !self.away.get(name).is_some_and(is_settled);
         wanted.iter().any(open) || self.memory.moved.difference(&wanted).next().is_some()
     }
 
-    fn keep(&self) {
-        if let Err(why) = self.remember() {
-            (self.config.say)(&format!("cluster: {why}"));
+    /// Writes down that a job is to be moved. `false`: it must stay, for the next agent would not
+    /// bring it back.
+    fn note_move(&mut self, name: &str) -> bool {
+        if !self.memory.moved.insert(name.to_owned()) {
+            return self.unsaved.is_none();
         }
+        let written = self.remember();
+        if !written {
+            self.memory.moved.remove(name);
+        }
+        written
     }
 
     fn move_one(&mut self, name: &str, evict: bool) -> Result<Option<JobMoved>, ControlFailure> {

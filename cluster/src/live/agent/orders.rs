@@ -41,9 +41,7 @@ impl Agent {
                 error,
             });
             // Not written down: it is done again after a crash, and is made to bear that.
-            if let Err(why) = self.remember() {
-                (self.config.say)(&format!("cluster: {why}"));
-            }
+            self.remember();
             self.open.remove(0);
             any = true;
         }
