@@ -224,6 +224,9 @@ impl LocalEngine {
             }
             return report(job(), None);
         }
+        if !claim.runner.has_ended() {
+            return report(job(), None);
+        }
         // It may have written its last word between the two looks.
         match runner::read_exit(dir) {
             Ok(None) => {}
@@ -236,6 +239,7 @@ impl LocalEngine {
             return report(job(), None);
         }
         let ended = runner::read_noted(dir).unwrap_or_else(|| Ended {
+            never_started: runner::never_started(dir),
             words: "its runner was killed".into(),
             ..Ended::default()
         });

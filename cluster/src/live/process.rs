@@ -46,6 +46,23 @@ impl Process {
             && self.boot == boot_id()
     }
 
+    /// It is known to have ended. A process that cannot be looked at now (this one has no
+    /// descriptor left) neither [lives](Self::lives) nor has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        let boot = boot_id();
+        if !boot.is_empty() && boot != self.boot {
+            return true;
+        }
+        let Ok(pid) = i32::try_from(self.pid) else {
+            return true;
+        };
+        match procfs::process::Process::new(pid).and_then(|process| process.stat()) {
+            Ok(stat) => matches!(stat.state, 'Z' | 'X') || stat.starttime != self.start_ticks,
+            Err(error) => matches!(error, procfs::ProcError::NotFound(_)),
+        }
+    }
+
     /// A descriptor of it; `None` once it has ended.
     #[must_use]
     pub fn open(&self) -> Option<OwnedFd> {

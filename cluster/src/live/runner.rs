@@ -193,12 +193,18 @@ pub fn read_started(dir: &Path) -> io::Result<Option<Claim>> {
     }
 }
 
+/// Nothing of it was started: what is needed to find its processes was never written down.
+#[must_use]
+pub fn never_started(dir: &Path) -> bool {
+    let traces = fs::symlink_metadata(dir.join("traces.json"));
+    traces.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 /// Its job has ended, and its runner writes that down: it is not asked anything any more.
 #[must_use]
 pub fn is_over(dir: &Path) -> bool {
-    let begun = dir.join("traces.json").exists();
     let asked = fs::symlink_metadata(dir.join("asked"));
-    begun && asked.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    !never_started(dir) && asked.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// The job's process.
@@ -332,7 +338,8 @@ pub fn end_orphans(dir: &Path) -> bool {
     }
     let job = read_job(dir);
     if let Some(job) = &job {
-        empty &= !job.process.signal(Signal::KILL);
+        job.process.signal(Signal::KILL);
+        empty &= job.process.has_ended();
     }
     if !job.is_some_and(|job| job.confined) {
         for process in carriers(&traces.variable, traces.uid) {

@@ -140,10 +140,34 @@ fn a_runner_that_writes_the_outcome_down_is_not_killed() {
     // Where it is asked: its job runs.
     fs::write(record.join("asked"), "").unwrap();
     assert_eq!(look(&mut engine), None);
+    // One that was not killed ends here.
+    drop(to);
     let killed = runner.wait().unwrap();
     assert_eq!(answer, "well\n", "it knows how the job ended");
     assert_eq!(
         std::os::unix::process::ExitStatusExt::signal(&killed),
         Some(9)
+    );
+}
+
+#[test]
+fn an_attempt_whose_runner_was_killed_before_the_start_never_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut engine, record) = engine(dir.path());
+    engine.start(RUN, &StartRun::default()).unwrap();
+    claimed_by(&record, Process::default());
+    let ended = look(&mut engine).expect("it is over");
+    assert!(ended.never_started, "{ended:?}");
+
+    let later = RunId { attempt: 2, ..RUN };
+    engine.forget(RUN).unwrap();
+    engine.start(later, &StartRun::default()).unwrap();
+    let record = engine.path(later);
+    claimed_by(&record, Process::default());
+    fs::write(record.join("traces.json"), "").unwrap();
+    let ended = look(&mut engine).expect("it is over");
+    assert!(
+        !ended.never_started,
+        "what it came to is not known: {ended:?}"
     );
 }

@@ -341,3 +341,31 @@ fn an_outcome_fits_into_its_space_whatever_the_last_words_are() {
     assert_eq!(read.code, Some(1));
     assert!(!read.words.is_empty());
 }
+
+#[test]
+fn a_process_that_cannot_be_looked_at_now_has_not_ended() {
+    let name = "a_process_that_cannot_be_looked_at_now_has_not_ended";
+    if apart(name, "ulimit -n 64 && exec").is_none() {
+        return;
+    }
+    // With no hold on this test's own output, should it fail.
+    let mut child = Command::new("sleep")
+        .arg("1000")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let process = Process::of(child.id()).unwrap();
+    let mut all = Vec::new();
+    while let Ok(file) = File::open("/dev/null") {
+        all.push(file);
+    }
+    let (lives, has_ended) = (process.lives(), process.has_ended());
+    drop(all);
+    assert!(!lives && !has_ended, "it is not known");
+    assert!(process.lives() && !process.has_ended());
+    child.kill().unwrap();
+    until("it ends", || process.has_ended().then_some(()));
+    child.wait().unwrap();
+    assert!(process.has_ended() && Process::default().has_ended());
+}
