@@ -268,7 +268,7 @@ impl LocalEngine {
         runner::reserve_exit(dir).map_err(failed)?;
         runner::write_spec(dir, &spec).map_err(failed)?;
         // If there are two runners of one attempt (the arbiter was killed here and got the order
-        // again), the one that makes `started` runs it.
+        // again), whichever makes `started` runs it.
         let log = OpenOptions::new()
             .create(true)
             .append(true)
@@ -397,7 +397,7 @@ impl Engine for LocalEngine {
             return Ok(());
         }
         let Some(claim) = runner::read_started(&dir).map_err(failed)? else {
-            // Not begun: a runner that comes now finds that it has ended before. One that was
+            // Not begun: a runner that comes now finds that it has ended before. A runner that was
             // faster is stopped the next time.
             runner::mark_stopped(&dir).map_err(failed)?;
             return Ok(());

@@ -186,7 +186,7 @@ pub fn read_noted(dir: &Path) -> Option<Ended> {
 /// It cannot be read now.
 pub fn read_started(dir: &Path) -> io::Result<Option<Claim>> {
     match fs::read(dir.join("started")) {
-        // Not to be read: a process that is none, and has ended.
+        // Not to be read: it stands for a process that has ended.
         Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes).unwrap_or_default())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
@@ -365,7 +365,7 @@ pub fn run(dir: &Path, user: impl Fn(Option<&str>) -> io::Result<User>) -> io::R
         )));
     };
     let own = Claim {
-        // Unknown, it would count as one that has ended.
+        // Unknown, this process would count as ended.
         runner: Process::of(std::process::id())
             .ok_or_else(|| io::Error::other("/proc does not know this process"))?,
         stopped: false,

@@ -497,7 +497,7 @@ impl Hook {
             ..ended.clone()
         };
         let start = self.start_of(id.job, &run, ended, own);
-        // One that was counted says nothing of the node now.
+        // A start that was counted before says nothing of the node now.
         if start == Start::Worked && !run.worked {
             let since_s = if is_trial { self.now_s } else { run.ordered_s };
             self.start_worked(node, id.job, since_s);
@@ -554,8 +554,8 @@ impl Hook {
         self.over(id.job, JobPhase::Failed, ended.code, how(ended));
     }
 
-    /// Whether a job that failed within moments is given another start: one that may be started
-    /// twice, on one other node, and again where nobody saw how it ended.
+    /// Whether a job that failed within moments is given another start: a restartable job is, on
+    /// one other node, and again where nobody saw how it ended.
     fn is_tried_elsewhere(&self, job: u64, ended: &Ended) -> bool {
         let Some(record) = self.jobs.get(&job) else {
             return false;

@@ -75,7 +75,7 @@ pub trait Placer: Send {
     fn bound(&self, _job: JobId) -> Option<Vec<GpuId>> {
         None
     }
-    /// Some GPUs are none for this job although they are free, and may do for others behind it.
+    /// Some GPUs are free and yet closed to this job; jobs behind it may take them.
     fn keeps_out(&self, _state: &ClusterState, _job: &Job) -> bool {
         false
     }

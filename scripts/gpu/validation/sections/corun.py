@@ -8,7 +8,7 @@ from .torch_jobs import close_all, command, small
 
 # --- what the hardware does, without us
 
-# Kernels of the busy one, and of the one that comes now and then, in microseconds.
+# Kernels of the busy process and of the bursts, their pause, and long kernels, in microseconds.
 BUSY_US, BURST_US, PAUSE_US, LONG_US = 500, 50, 5000, 50_000
 SECONDS = 2
 
@@ -61,7 +61,7 @@ def facts(ctx):
 PAIRS = {"cnn_gpt": ("cnn", "gpt"), "two_gpts": ("gpt", "gpt_too")}
 JOBS = ("cnn", "gpt", "gpt_too")
 SHARES = ((0.5, 0.5), (0.75, 0.25))
-# Of every job at first, and of the one that is not in the pair.
+# Of every job at first, and of the job outside the pair.
 IDLE_SHARE = 0.2
 MODES = ("exclusive", "lend")
 ROUNDS = 3
