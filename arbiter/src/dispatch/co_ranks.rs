@@ -107,7 +107,7 @@ impl DeviceScheduler {
         if !its_turn && entity.may_help() && !moved && !over {
             return;
         }
-        let clients = entity.dismiss_co_ranks(now_ns);
+        let clients = entity.dismiss_co_ranks(now_ns, self.pace.drain_ns);
         if !its_turn {
             let known = entity
                 .clients()

@@ -1202,12 +1202,14 @@ fn bound(
             {
                 break;
             }
-            let stand = Stand {
-                crowd,
-                contended,
-                may_wait: rate.may_wait(word),
+            let left_ns = || {
+                let stand = Stand {
+                    movers: slots::movers_beside(client, device, index),
+                    contended,
+                    may_wait: rate.may_wait(word),
+                };
+                patience::left_ns(rate.stood_ns(now), stand)
             };
-            let left_ns = || patience::left_ns(rate.stood_ns(now), stand);
             if now >= *until.get_or_insert_with(|| now + left_ns()) {
                 return;
             }

@@ -492,7 +492,12 @@ impl StreamRate {
 
     /// For how long nothing of what is in flight has passed.
     pub(crate) fn stood_ns(&self, now_ns: u64) -> u64 {
-        now_ns.saturating_sub(self.moved_ns.load(Ordering::Relaxed))
+        now_ns.saturating_sub(self.moved_ns())
+    }
+
+    /// When it was seen last that something has passed.
+    pub(crate) fn moved_ns(&self) -> u64 {
+        self.moved_ns.load(Ordering::Relaxed)
     }
 
     /// Device time of what is in flight. Anybody may ask; of another thread's slot the answer may

@@ -316,6 +316,20 @@ pub(crate) fn destroyed() -> u32 {
     DESTROYED.load(Ordering::Relaxed)
 }
 
+/// How many streams on `device` have work in flight of which something has passed since that of
+/// slot `index` stands still.
+pub(crate) fn movers_beside(half: &ClientHalf, device: usize, index: usize) -> u32 {
+    let since_ns = rate(index).moved_ns();
+    let moves = |other: &usize| {
+        half.stream(*other)
+            .is_some_and(|slot| slot.is_on(device) && !slot.is_idle() && !slot.waits_for_host())
+            && rate(*other).moved_ns() > since_ns
+    };
+    let others = (0..half.streams_used()).filter(|other| *other != index);
+    // CAST: below the number of slots.
+    others.filter(moves).count() as u32
+}
+
 /// The slots of a stream that is about to be destroyed.
 pub(crate) fn of_stream(half: &ClientHalf, stream: usize) -> impl Iterator<Item = usize> {
     DESTROYED.fetch_add(1, Ordering::Relaxed);

@@ -593,9 +593,9 @@ impl RunEntity {
     }
 
     /// They are admitted no longer. Returns which they are.
-    pub fn dismiss_co_ranks(&mut self, now_ns: u64) -> Vec<u64> {
+    pub fn dismiss_co_ranks(&mut self, now_ns: u64, drain_ns: u64) -> Vec<u64> {
         self.closed_gate.close(now_ns);
-        self.co_ranks.end(now_ns)
+        self.co_ranks.end(now_ns, drain_ns)
     }
 
     /// It was given so much of the device, of which `stall_ns` was a time in which nobody looked.
