@@ -61,7 +61,8 @@ impl CoRanks {
         (self.used_ns, self.left_again) = (0, 0);
     }
 
-    /// Whether they may come. `drain_ns`: how long a drain is waited for; `own`: the work is theirs.
+    /// Whether they may come. `drain_ns`: how long a drain is waited for; `own`: the work is
+    /// theirs.
     pub fn may_come(&self, now_ns: u64, drain_ns: u64, own: bool) -> bool {
         let rest_ns = match own {
             _ if self.used_ns < drain_ns => REST_NS,
