@@ -3,10 +3,12 @@
 #include <termios.h>
 #include "host.h"
 
-static volatile sig_atomic_t interrupted, resized, continued;
+static volatile sig_atomic_t interrupted, resized, continued, read_by_the_other_side;
 static void note(int signal) {
     if (signal == SIGINT)
         interrupted = 1;
+    else if (signal == SIGTERM)
+        read_by_the_other_side = 1;
     else if (signal == SIGWINCH)
         resized = 1;
     else
@@ -25,6 +27,7 @@ int main(int argc, char **argv) {
     (void)argv;
     signal(SIGWINCH, note);
     signal(SIGCONT, note);
+    signal(SIGTERM, note);
     if (argc < 2)
         signal(SIGINT, note);
     printf("terminals %d %d %d\n", isatty(0), isatty(1), isatty(2));
@@ -49,5 +52,9 @@ int main(int argc, char **argv) {
         }
     }
     printf("interrupted, driver %d\n", work());
+    fflush(stdout);
+    /* The end of a session's leader hangs the terminal up, and what is not read by then is lost. */
+    while (!read_by_the_other_side)
+        usleep(1000);
     return 42;
 }

@@ -142,6 +142,8 @@ fn session(command: Command) -> (String, WaitStatus) {
     // To the end of the line: the key throws away what is not read yet.
     terminal.until("continued, driver 0\r\n");
     terminal.press(INTERRUPT);
+    terminal.until("interrupted, driver 0\r\n");
+    kill(terminal.pid, Signal::SIGTERM).expect("it is there");
     let (shown, status) = terminal.end();
     let status = match status {
         WaitStatus::Exited(_, code) => WaitStatus::Exited(Pid::from_raw(0), code),
