@@ -18,6 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use cluster::live::process::{Carries, EXECUTES, carries};
 use nix::fcntl::OFlag;
 use nix::libc;
 use nix::sys::wait::waitpid;
@@ -155,17 +156,25 @@ fn wait_for_the_end(mut ended: File) {
 fn sweep(word: &str) {
     let wanted = format!("{VARIABLE}={word}");
     let begun = Instant::now();
-    // One that is about to start another is seen again.
-    while end_all(wanted.as_bytes()) > 0 && begun.elapsed() < GONE {
+    // One that is about to start another is seen again, and so is one that is about to be another.
+    let mut last = begun;
+    while begun.elapsed() < GONE {
+        let (found, executing) = end_all(wanted.as_bytes());
+        if found > 0 {
+            last = Instant::now();
+        } else if executing == 0 || last.elapsed() >= EXECUTES {
+            return;
+        }
         thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// How many were found.
-fn end_all(wanted: &[u8]) -> usize {
+/// How many were found, and how many may be about to execute a program, so that it is not known
+/// yet.
+fn end_all(wanted: &[u8]) -> (usize, usize) {
     let own = std::process::id();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut found = 0;
+    let (mut found, mut executing) = (0, 0);
     for process in processes {
         let name = process.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
@@ -176,8 +185,9 @@ fn end_all(wanted: &[u8]) -> usize {
         }
         // Opened first, so that its number is not another one's by the time of the signal.
         let Some(handle) = open(pid) else { continue };
-        let environment = fs::read(process.path().join("environ")).unwrap_or_default();
-        if environment.split(|b| *b == 0).any(|one| one == wanted) {
+        let carries = carries(pid, wanted);
+        executing += usize::from(carries == Carries::NotYet);
+        if carries == Carries::Yes {
             found += 1;
             // SAFETY: a descriptor of a process, and numbers.
             unsafe {
@@ -191,7 +201,7 @@ fn end_all(wanted: &[u8]) -> usize {
             }
         }
     }
-    found
+    (found, executing)
 }
 
 fn open(pid: u32) -> Option<OwnedFd> {

@@ -7,6 +7,8 @@
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use procfs::process::Stat;
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -115,6 +117,55 @@ pub fn children_of(parent: u32) -> Vec<Process> {
     all.filter_map(|(pid, _)| Process::of(pid)).collect()
 }
 
+/// Whether a process was started with an entry in its environment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Carries {
+    Yes,
+    /// Also: it may not be asked, or has ended.
+    No,
+    /// It shows no environment. It has none, or it executes a program at this moment: until the new
+    /// one's arguments are in place (Linux, `create_elf_tables`) there is none to be seen, although
+    /// the process that started it may go on already.
+    NotYet,
+}
+
+/// TIMEOUT: how long a process that shows no environment may still be about to execute a program.
+/// That takes microseconds, and a busy host may take its core away meanwhile.
+pub const EXECUTES: Duration = Duration::from_millis(100);
+
+/// Whether a process was started with this `NAME=VALUE` in its environment.
+#[must_use]
+pub fn carries(pid: u32, entry: &[u8]) -> Carries {
+    let proc = PathBuf::from(format!("/proc/{pid}"));
+    match fs::read(proc.join("environ")) {
+        // Kernel threads and the dead execute nothing.
+        Ok(environ) if environ.is_empty() && fs::read_link(proc.join("exe")).is_ok() => {
+            Carries::NotYet
+        }
+        Ok(environ) if environ.split(|byte| *byte == 0).any(|one| one == entry) => Carries::Yes,
+        Ok(_) | Err(_) => Carries::No,
+    }
+}
+
+/// Those that carry the entry. One that executes a program at this moment is waited for.
+fn carrying(pids: Vec<u32>, entry: &[u8]) -> Vec<u32> {
+    let deadline = Instant::now() + EXECUTES;
+    let (mut found, mut left) = (Vec::new(), pids);
+    loop {
+        left.retain(|pid| {
+            let carries = carries(*pid, entry);
+            if carries == Carries::Yes {
+                found.push(*pid);
+            }
+            carries == Carries::NotYet
+        });
+        if left.is_empty() || Instant::now() >= deadline {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Processes of a user that were started with `NAME=VALUE` in their environment, and what descends
 /// from them and runs as the same user.
 #[must_use]
@@ -124,17 +175,8 @@ pub fn carriers(variable: &str, uid: u32) -> Vec<Process> {
             && pid != std::process::id()
     };
     let all: Vec<(u32, u32)> = all().into_iter().filter(|(pid, _)| of_user(*pid)).collect();
-    let carries = |pid: u32| {
-        let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environ
-            .split(|byte| *byte == 0)
-            .any(|entry| entry == variable.as_bytes())
-    };
-    let mut found: Vec<u32> = all
-        .iter()
-        .map(|(pid, _)| *pid)
-        .filter(|pid| carries(*pid))
-        .collect();
+    let pids = all.iter().map(|(pid, _)| *pid).collect();
+    let mut found = carrying(pids, variable.as_bytes());
     loop {
         let more: Vec<u32> = all
             .iter()
@@ -200,6 +242,34 @@ mod tests {
         drop(child.stdin.take());
         child.wait().unwrap();
         assert!(!found.lives());
+    }
+
+    #[test]
+    fn one_that_was_just_started_is_found_and_one_without_an_environment_may_yet_be() {
+        let entry = b"SUBLET_TEST_STARTED=1";
+        let mut missed = 0;
+        for _ in 0..200 {
+            let mut command = Command::new("sleep");
+            let command = command.arg("60").env("SUBLET_TEST_STARTED", "1");
+            let mut child = command.spawn().unwrap();
+            missed += usize::from(carries(child.id(), entry) != Carries::Yes);
+            let found = carrying(vec![child.id()], entry);
+            child.kill().unwrap();
+            assert_eq!(found, [child.id()]);
+            // It executes nothing any more.
+            while Process::of(child.id()).is_some() {
+                std::thread::yield_now();
+            }
+            assert_eq!(carries(child.id(), entry), Carries::No);
+            child.wait().unwrap();
+        }
+        println!("now: {missed} of 200 do not show their environment at once");
+        let mut bare = Command::new("sleep");
+        let mut bare = bare.arg("60").env_clear().spawn().unwrap();
+        assert_eq!(carries(bare.id(), entry), Carries::NotYet);
+        assert_eq!(carrying(vec![bare.id()], entry), [0; 0]);
+        bare.kill().unwrap();
+        bare.wait().unwrap();
     }
 
     #[test]
