@@ -156,7 +156,7 @@ fn wait_for_the_end(mut ended: File) {
 fn sweep(word: &str) {
     let wanted = format!("{VARIABLE}={word}");
     let begun = Instant::now();
-    // One that is about to start another is seen again, and so is one that is about to be another.
+    // A process may start another before it is ended, and show what it carries a moment later.
     let mut last = begun;
     while begun.elapsed() < GONE {
         let (found, executing) = end_all(wanted.as_bytes());
@@ -169,8 +169,7 @@ fn sweep(word: &str) {
     }
 }
 
-/// How many were found, and how many may be about to execute a program, so that it is not known
-/// yet.
+/// How many were found, and how many are executing a program, so that it is not known yet.
 fn end_all(wanted: &[u8]) -> (usize, usize) {
     let own = std::process::id();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();

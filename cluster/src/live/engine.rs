@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::Signal;
 
-use super::runner::{self, Ask, SpecFile};
+use super::process::EXECUTES;
+use super::runner::{self, Ask, Orphans, SpecFile};
 use super::wire::{Ended, RunId, RunReport, StartRun};
 
 /// Ended attempts whose output is kept.
@@ -98,6 +99,9 @@ pub struct LocalEngine {
     waiting: BTreeMap<RunId, Instant>,
     /// Since when an attempt is to be dead.
     killed: BTreeMap<RunId, Instant>,
+    /// Since when nothing was found of an attempt without a runner, but for processes of which it
+    /// is not known yet.
+    quiet: BTreeMap<RunId, Instant>,
     /// Old directories are being removed.
     sweeping: Arc<AtomicBool>,
 }
@@ -150,6 +154,7 @@ impl LocalEngine {
             cluster: String::new(),
             waiting: BTreeMap::new(),
             killed: BTreeMap::new(),
+            quiet: BTreeMap::new(),
             sweeping: Arc::default(),
         }
     }
@@ -235,9 +240,21 @@ impl LocalEngine {
         }
         // Over only when none of its processes is left: otherwise the next attempt would run beside
         // this one.
-        if !runner::end_orphans(dir) {
+        let over = match runner::end_orphans(dir) {
+            Orphans::Some => {
+                self.quiet.remove(&run);
+                false
+            }
+            Orphans::Perhaps => {
+                let since = self.quiet.entry(run).or_insert_with(Instant::now);
+                since.elapsed() > EXECUTES
+            }
+            Orphans::None => true,
+        };
+        if !over {
             return report(job(), None);
         }
+        self.quiet.remove(&run);
         let ended = runner::read_noted(dir).unwrap_or_else(|| Ended {
             never_started: runner::never_started(dir),
             words: "its runner was killed".into(),
@@ -421,6 +438,7 @@ impl Engine for LocalEngine {
         }
         self.waiting.remove(&run);
         self.killed.remove(&run);
+        self.quiet.remove(&run);
         let mut old = self.runs(true)?;
         old.truncate(old.len().saturating_sub(KEPT));
         if !old.is_empty() {

@@ -7,8 +7,7 @@
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use procfs::process::Stat;
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -129,54 +128,48 @@ pub enum Carries {
     NotYet,
 }
 
-/// TIMEOUT: how long a process that shows no environment may still be about to execute a program.
-/// That takes microseconds, and a busy host may take its core away meanwhile.
+/// TIMEOUT: how long a process that shows no environment may be executing a program. That takes
+/// microseconds, and a busy host may take its core away meanwhile.
 pub const EXECUTES: Duration = Duration::from_millis(100);
 
 /// Whether a process was started with this `NAME=VALUE` in its environment.
 #[must_use]
 pub fn carries(pid: u32, entry: &[u8]) -> Carries {
-    let proc = PathBuf::from(format!("/proc/{pid}"));
-    match fs::read(proc.join("environ")) {
-        // Kernel threads and the dead execute nothing.
-        Ok(environ) if environ.is_empty() && fs::read_link(proc.join("exe")).is_ok() => {
-            Carries::NotYet
-        }
+    let environ = fs::read(format!("/proc/{pid}/environ"));
+    // Kernel threads and the dead have no program.
+    let has_program = || fs::read_link(format!("/proc/{pid}/exe")).is_ok();
+    match environ {
+        Ok(environ) if environ.is_empty() && has_program() => Carries::NotYet,
         Ok(environ) if environ.split(|byte| *byte == 0).any(|one| one == entry) => Carries::Yes,
         Ok(_) | Err(_) => Carries::No,
     }
 }
 
-/// Those that carry the entry. One that executes a program at this moment is waited for.
-fn carrying(pids: Vec<u32>, entry: &[u8]) -> Vec<u32> {
-    let deadline = Instant::now() + EXECUTES;
-    let (mut found, mut left) = (Vec::new(), pids);
-    loop {
-        left.retain(|pid| {
-            let carries = carries(*pid, entry);
-            if carries == Carries::Yes {
-                found.push(*pid);
-            }
-            carries == Carries::NotYet
-        });
-        if left.is_empty() || Instant::now() >= deadline {
-            return found;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
+/// Processes that carry an entry.
+#[derive(Debug, Default)]
+pub struct Carriers {
+    pub found: Vec<Process>,
+    /// Of some it is not known yet.
+    pub executing: bool,
 }
 
 /// Processes of a user that were started with `NAME=VALUE` in their environment, and what descends
 /// from them and runs as the same user.
 #[must_use]
-pub fn carriers(variable: &str, uid: u32) -> Vec<Process> {
+pub fn carriers(variable: &str, uid: u32) -> Carriers {
     let of_user = |pid: u32| {
         fs::metadata(format!("/proc/{pid}")).is_ok_and(|meta| meta.uid() == uid)
             && pid != std::process::id()
     };
     let all: Vec<(u32, u32)> = all().into_iter().filter(|(pid, _)| of_user(*pid)).collect();
-    let pids = all.iter().map(|(pid, _)| *pid).collect();
-    let mut found = carrying(pids, variable.as_bytes());
+    let (mut found, mut executing) = (Vec::new(), false);
+    for (pid, _) in &all {
+        match carries(*pid, variable.as_bytes()) {
+            Carries::Yes => found.push(*pid),
+            Carries::NotYet => executing = true,
+            Carries::No => {}
+        }
+    }
     loop {
         let more: Vec<u32> = all
             .iter()
@@ -188,12 +181,16 @@ pub fn carriers(variable: &str, uid: u32) -> Vec<Process> {
         }
         found.extend(more);
     }
-    found.into_iter().filter_map(Process::of).collect()
+    Carriers {
+        found: found.into_iter().filter_map(Process::of).collect(),
+        executing,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::process::Command;
+    use std::time::Instant;
 
     use super::*;
 
@@ -245,29 +242,44 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_just_started_is_found_and_one_without_an_environment_may_yet_be() {
+    fn a_process_is_found_from_the_moment_on_at_which_it_was_started() {
         let entry = b"SUBLET_TEST_STARTED=1";
-        let mut missed = 0;
+        let mut later = 0;
         for _ in 0..200 {
             let mut command = Command::new("sleep");
             let command = command.arg("60").env("SUBLET_TEST_STARTED", "1");
             let mut child = command.spawn().unwrap();
-            missed += usize::from(carries(child.id(), entry) != Carries::Yes);
-            let found = carrying(vec![child.id()], entry);
+            let mut looks = vec![carries(child.id(), entry)];
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while *looks.last().unwrap() == Carries::NotYet && Instant::now() < deadline {
+                looks.push(carries(child.id(), entry));
+            }
             child.kill().unwrap();
-            assert_eq!(found, [child.id()]);
-            // It executes nothing any more.
+            let carried = looks.pop();
+            assert_eq!(carried, Some(Carries::Yes), "never taken for another's");
+            later += usize::from(!looks.is_empty());
             while Process::of(child.id()).is_some() {
                 std::thread::yield_now();
             }
-            assert_eq!(carries(child.id(), entry), Carries::No);
+            let dead = carries(child.id(), entry);
+            assert_eq!(dead, Carries::No, "it executes nothing any more");
             child.wait().unwrap();
         }
-        println!("now: {missed} of 200 do not show their environment at once");
+        println!("now: {later} of 200 do not show their environment at once");
+    }
+
+    #[test]
+    fn of_a_process_without_an_environment_it_is_not_known() {
         let mut bare = Command::new("sleep");
         let mut bare = bare.arg("60").env_clear().spawn().unwrap();
-        assert_eq!(carries(bare.id(), entry), Carries::NotYet);
-        assert_eq!(carrying(vec![bare.id()], entry), [0; 0]);
+        let entry = format!("SUBLET_TEST_NOBODY={}", bare.id());
+        assert_eq!(carries(bare.id(), entry.as_bytes()), Carries::NotYet);
+        let uid = rustix::process::geteuid().as_raw();
+        let carriers = carriers(&entry, uid);
+        assert!(
+            carriers.executing && carriers.found.is_empty(),
+            "{carriers:?}"
+        );
         bare.kill().unwrap();
         bare.wait().unwrap();
     }
@@ -288,7 +300,7 @@ mod tests {
         let mut found = Vec::new();
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while found.len() < 2 && std::time::Instant::now() < deadline {
-            found = carriers(&word, uid);
+            found = carriers(&word, uid).found;
         }
         let pids: Vec<u32> = found.iter().map(|process| process.pid).collect();
         assert!(
@@ -296,7 +308,7 @@ mod tests {
             "{pids:?}"
         );
         assert!(
-            carriers(&word, uid + 1).is_empty(),
+            carriers(&word, uid + 1).found.is_empty(),
             "another user's are not looked at"
         );
         for process in &found {

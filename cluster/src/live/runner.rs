@@ -316,20 +316,30 @@ pub fn ask(dir: &Path, what: Ask) -> io::Result<bool> {
     }
 }
 
-/// Ends what is left of an attempt without its runner's help; `true` once nothing is. Asked again
-/// until then.
+/// What is left of an attempt whose runner has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Orphans {
+    /// There are some, or it is not known.
+    Some,
+    /// Of some processes it is not known yet whether they are the attempt's: nothing is left if
+    /// that is so for [`EXECUTES`](super::process::EXECUTES).
+    Perhaps,
+    None,
+}
+
+/// Ends what is left of an attempt without its runner's help. Asked again until nothing is.
 #[must_use]
-pub fn end_orphans(dir: &Path) -> bool {
+pub fn end_orphans(dir: &Path) -> Orphans {
     let traces: Traces = match fs::read(dir.join("traces.json")) {
         Ok(bytes) => match serde_json::from_slice(&bytes) {
             Ok(traces) => traces,
-            Err(_) => return true,
+            Err(_) => return Orphans::None,
         },
         // Written before there are any.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return true,
-        Err(_) => return false,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Orphans::None,
+        Err(_) => return Orphans::Some,
     };
-    let mut empty = true;
+    let (mut empty, mut executing) = (true, false);
     if let Some(group) = &traces.group
         && !group.is_empty()
     {
@@ -342,14 +352,21 @@ pub fn end_orphans(dir: &Path) -> bool {
         empty &= job.process.has_ended();
     }
     if !job.is_some_and(|job| job.confined) {
-        for process in carriers(&traces.variable, traces.uid) {
+        let carriers = carriers(&traces.variable, traces.uid);
+        executing = carriers.executing;
+        for process in carriers.found {
             empty &= !process.signal(Signal::KILL);
         }
     }
+    let left = match (empty, executing) {
+        (false, _) => Orphans::Some,
+        (true, true) => Orphans::Perhaps,
+        (true, false) => Orphans::None,
+    };
     if empty && let Some(group) = &traces.group {
         group.remove();
     }
-    empty
+    left
 }
 
 /// Runs the attempt of a directory to its end. `user` looks a user up by name; `None` is this

@@ -171,3 +171,39 @@ fn an_attempt_whose_runner_was_killed_before_the_start_never_started() {
         "what it came to is not known: {ended:?}"
     );
 }
+
+#[test]
+fn an_attempt_is_over_when_no_process_of_its_can_be_there_any_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut engine, record) = engine(dir.path());
+    engine.start(RUN, &StartRun::default()).unwrap();
+    claimed_by(&record, Process::default());
+    let word = format!("t{}", std::process::id());
+    let traces = serde_json::json!({
+        "variable": format!("SUBLET_TEST_ORPHAN={word}"),
+        "uid": rustix::process::geteuid().as_raw(),
+    });
+    fs::write(record.join("traces.json"), traces.to_string()).unwrap();
+    // Its environment is not to be seen at first, in most runs; that of the other one never is.
+    let mut orphan = Command::new("sleep");
+    orphan.arg("600").env("SUBLET_TEST_ORPHAN", &word);
+    let mut orphan = orphan.spawn().unwrap();
+    let mut bare = Command::new("sleep");
+    let mut bare = bare.arg("600").env_clear().spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut looks = 0;
+    while look(&mut engine).is_none() {
+        assert!(Instant::now() < deadline, "in vain");
+        looks += 1;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let ended = orphan.try_wait().unwrap();
+    bare.kill().unwrap();
+    bare.wait().unwrap();
+    orphan.kill().unwrap();
+    orphan.wait().unwrap();
+    println!("now: over after {looks} looks");
+    assert!(ended.is_some(), "it was called over beside its own process");
+    assert!(looks > 1, "it is not known at the first look");
+    assert!(engine.quiet.is_empty());
+}
